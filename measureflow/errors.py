@@ -1,0 +1,29 @@
+"""What only this field can go wrong with; everything else is a ValueError or a TypeError."""
+
+
+class MeasureflowError(Exception):
+    """Base of the errors that are about measures and transformers, not about arguments."""
+
+
+class NoTransportMapError(MeasureflowError):
+    """No map carries these sources to these targets: one atom would have to become two."""
+
+
+class NotSeparatedError(MeasureflowError):
+    """The measures could not be moved apart, so one transformer cannot treat them differently."""
+
+
+class NotConvergedError(MeasureflowError):
+    """A solver or a construction stopped before it reached what was asked."""
+
+
+class FlowError(MeasureflowError):
+    """The flow could not be continued: time, layer and measure are named."""
+
+
+class FileFormatError(MeasureflowError, ValueError):
+    """A file is truncated, foreign or wrong in a row; file and line are named."""
+
+
+class MissingExtraError(MeasureflowError, ImportError):
+    """An optional dependency is needed; the command that installs it is named."""

@@ -1,0 +1,281 @@
+"""Transformers on the sphere: piecewise-constant parameters theta : [0, T] -> (V, B, W, U, b).
+
+A token moves by
+
+    x' = P_x ( Σ_h V_h A_{B_h}[mu](x) + W act(U x + b) ),      P_x = I - x x^T
+
+(arXiv 2411.04551, equation (1.2); several heads add). Each constant piece is one layer, each change a switch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from measureflow import sphere
+from measureflow.attention import Kernel, attend, get_kernel
+
+ACTIVATIONS = {"relu": torch.relu, "softplus": torch.nn.functional.softplus, "tanh": torch.tanh}
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """An attention head: adds V A_B[mu](x) to the velocity.
+
+    Args:
+        V, B: (d, d).
+        kernel: how keys are weighed, a name or a Kernel of `measureflow.attention`.
+
+    Raises:
+        ValueError: shapes differ from (d, d), or the kernel has no such name.
+    """
+
+    V: Float[Tensor, "d d"]
+    B: Float[Tensor, "d d"]
+    kernel: Kernel | str = "softmax"
+    attends_evenly: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_shapes(V=(self.V, ("d", "d")), B=(self.B, ("d", "d")))
+        object.__setattr__(self, "kernel", get_kernel(self.kernel))
+        # With B = 0 softmax attention is the barycentre, which needs no scores.
+        even = self.kernel == get_kernel("softmax") and not self.B.requires_grad and not bool(self.B.any())
+        object.__setattr__(self, "attends_evenly", even)
+
+    def velocity(
+        self, points: Float[Tensor, "*batch n d"], weights: Float[Tensor, "*batch n"]
+    ) -> Float[Tensor, "*batch #n d"]:
+        """V A_B[mu](x) in R^d, not yet projected."""
+        if self.attends_evenly:
+            attended = (weights.unsqueeze(-1) * points).sum(-2, keepdim=True)
+        else:
+            attended = attend(points, points, weights, self.B, kernel=self.kernel, query_weights=weights)
+        return attended @ self.V.mT
+
+
+@dataclass(frozen=True, eq=False)
+class Perceptron:
+    """A perceptron of m neurons: adds W act(U x + b) to the velocity.
+
+    Args:
+        W: (d, m).  U: (m, d).  b: (m,).
+        activation: "relu", "softplus" or "tanh".
+
+    Raises:
+        ValueError: shapes do not fit, or the activation has no such name.
+    """
+
+    W: Float[Tensor, "d m"]
+    U: Float[Tensor, "m d"]
+    b: Float[Tensor, " m"]
+    activation: str = "relu"
+
+    def __post_init__(self) -> None:
+        _check_shapes(W=(self.W, ("d", "m")), U=(self.U, ("m", "d")), b=(self.b, ("m",)))
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+
+    def velocity(self, points: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """W act(U x + b) in R^d, not yet projected."""
+        return ACTIVATIONS[self.activation](points @ self.U.mT + self.b) @ self.W.mT
+
+
+def constant_drift(w: Float[Tensor, " d"]) -> Perceptron:
+    """The perceptron with W = w, U = 0, b = 1: the same vector everywhere (arXiv 2411.04551, Lemma 3.2)."""
+    return Perceptron(w.unsqueeze(1), torch.zeros_like(w).unsqueeze(0), torch.ones_like(w[:1]))
+
+
+def saturating_gate(
+    z: Float[Tensor, " d"], threshold: float, width: float, drift: Float[Tensor, " d"]
+) -> Perceptron:
+    """Drift times clip((<z, x> - threshold) / width, 0, 1), as two neurons of one direction.
+
+    Raises:
+        ValueError: the width is not positive.
+    """
+    if not width > 0:
+        raise ValueError(f"width: expected a positive number, got {width}")
+    W = torch.stack([drift, -drift], dim=1) / width
+    return Perceptron(W, torch.stack([z, z]), z.new_tensor([-threshold, -threshold - width]))
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Heads and a perceptron held constant for a duration.
+
+    Args:
+        heads: any number.
+        perceptron: or None.
+        duration: positive time.
+        stage: what the layer is for, such as "gather"; free text that reports and films show.
+
+    Raises:
+        ValueError: the layer is empty, dimensions differ, or the duration is not positive.
+    """
+
+    heads: Sequence[Head] = ()
+    perceptron: Perceptron | None = None
+    duration: float = 1.0
+    stage: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", tuple(self.heads))
+        dims = {h.V.shape[0] for h in self.heads} | ({self.perceptron.W.shape[0]} if self.perceptron else set())
+        if len(dims) != 1:
+            raise ValueError(f"expected heads or a perceptron of one dimension, got dimensions {sorted(dims)}")
+        if not 0 < self.duration < float("inf"):
+            raise ValueError(f"duration: expected a positive number, got {self.duration}")
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of the space around the sphere."""
+        return self.heads[0].V.shape[0] if self.heads else self.perceptron.W.shape[0]  # type: ignore[union-attr]
+
+    def velocity(
+        self, points: Float[Tensor, "*batch n d"], weights: Float[Tensor, "*batch n"]
+    ) -> Float[Tensor, "*batch n d"]:
+        """Velocity of every token, tangent to the sphere."""
+        v = torch.zeros_like(points) if self.perceptron is None else self.perceptron.velocity(points)
+        for head in self.heads:
+            v = v + head.velocity(points, weights)
+        return sphere.tangent(points, v)
+
+    def scaled(self, factor: float) -> Self:
+        """V and W times `factor`; B, U, b and the duration stay (the velocity is linear in V and W only)."""
+        heads = tuple(replace(h, V=factor * h.V) for h in self.heads)
+        p = self.perceptron
+        return replace(self, heads=heads, perceptron=None if p is None else replace(p, W=factor * p.W))
+
+    def inverse(self) -> Self:
+        """The layer that undoes this one: -V, -W."""
+        return self.scaled(-1.0)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters with their names: heads.0.V, ..., perceptron.b."""
+        for i, h in enumerate(self.heads):
+            yield f"heads.{i}.V", h.V
+            yield f"heads.{i}.B", h.B
+        if self.perceptron is not None:
+            for name in ("W", "U", "b"):
+                yield f"perceptron.{name}", getattr(self.perceptron, name)
+
+
+@dataclass(frozen=True, eq=False)
+class Transformer:
+    """A sequence of layers.
+
+    Args:
+        layers: at least one, all of one dimension.
+        metadata: how it was made; JSON values, saved with the file.
+
+    Raises:
+        ValueError: there is no layer, or dimensions differ.
+    """
+
+    layers: Sequence[Layer]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if not self.layers:
+            raise ValueError("layers: expected at least one, got none")
+        dims = [layer.dim for layer in self.layers]
+        for k, d in enumerate(dims):
+            if d != dims[0]:
+                raise ValueError(f"layer {k}: expected dimension {dims[0]}, got {d}")
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of the space around the sphere S^{d-1}."""
+        return self.layers[0].dim
+
+    @property
+    def duration(self) -> float:
+        """Total time T."""
+        return self.switch_times[-1]
+
+    @property
+    def switch_times(self) -> list[float]:
+        """Times at which layers begin and end: 0, ..., T (one more than there are layers)."""
+        times = [0.0]
+        for layer in self.layers:
+            times.append(times[-1] + layer.duration)
+        return times
+
+    @property
+    def switches(self) -> int:
+        """Number of switches: boundaries between two layers."""
+        return len(self.layers) - 1
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """Number of layers by stage, in order of appearance."""
+        count: dict[str, int] = {}
+        for layer in self.layers:
+            count[layer.stage] = count.get(layer.stage, 0) + 1
+        return count
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of entries of all V, B, W, U, b."""
+        return sum(t.numel() for layer in self.layers for _, t in layer.tensors())
+
+    @property
+    def norm(self) -> float:
+        """Largest over time of the Euclidean norm of all parameters of a layer (arXiv 2411.04551: L^∞ in time)."""
+        return max(
+            float(torch.sqrt(sum((t.detach().double().square().sum() for _, t in layer.tensors()), torch.tensor(0.0))))
+            for layer in self.layers
+        )
+
+    def inverse(self) -> "Transformer":
+        """The transformer that undoes this one: -V, -W, layers reversed."""
+        return Transformer([layer.inverse() for layer in reversed(self.layers)], self.metadata)
+
+    def then(self, other: "Transformer") -> "Transformer":
+        """This transformer followed by another one."""
+        return compose([self, other])
+
+    def rescale(self, duration: float) -> "Transformer":
+        """The same map in another total time: V and W (not B, U, b) are scaled.
+
+        Raises:
+            ValueError: the duration is not positive.
+        """
+        if not 0 < duration < float("inf"):
+            raise ValueError(f"duration: expected a positive number, got {duration}")
+        factor = self.duration / duration
+        return Transformer(
+            [replace(layer.scaled(factor), duration=layer.duration / factor) for layer in self.layers], self.metadata
+        )
+
+    def __repr__(self) -> str:
+        heads = max(len(layer.heads) for layer in self.layers)
+        return (
+            f"Transformer(d={self.dim}, layers={len(self.layers)}, heads<={heads}, "
+            f"parameters={self.num_parameters}, duration={self.duration:.6g})"
+        )
+
+
+def compose(transformers: Sequence[Transformer]) -> Transformer:
+    """One transformer that does the given ones in order.
+
+    Raises:
+        ValueError: none is given, or dimensions differ.
+    """
+    return Transformer([layer for t in transformers for layer in t.layers])
+
+
+def _check_shapes(**tensors: tuple[Tensor, tuple[str, ...]]) -> None:
+    sizes: dict[str, int] = {}
+    for name, (tensor, axes) in tensors.items():
+        shape = tuple(tensor.shape)
+        fits = len(shape) == len(axes) and all(
+            sizes.setdefault(axis, size) == size for axis, size in zip(axes, shape, strict=False)
+        )
+        if not fits:
+            expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+            raise ValueError(f"{name}: expected shape ({expected}), got {shape}")
