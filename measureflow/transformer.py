@@ -7,8 +7,10 @@ A token moves by
 (arXiv 2411.04551, equation (1.2); several heads add). Each constant piece is one layer, each change a switch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -153,6 +155,14 @@ class Layer:
         """The layer that undoes this one: -V, -W."""
         return self.scaled(-1.0)
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The layer with every tensor changed by a function."""
+        heads = tuple(replace(h, V=change(h.V), B=change(h.B)) for h in self.heads)
+        p = self.perceptron
+        if p is not None:
+            p = replace(p, W=change(p.W), U=change(p.U), b=change(p.b))
+        return replace(self, heads=heads, perceptron=p)
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters with their names: heads.0.V, ..., perceptron.b."""
         for i, h in enumerate(self.heads):
@@ -230,6 +240,53 @@ class Transformer:
             float(torch.sqrt(sum((t.detach().double().square().sum() for _, t in layer.tensors()), torch.tensor(0.0))))
             for layer in self.layers
         )
+
+    def layer_at(self, t: float) -> Layer:
+        """The layer that acts at a time; at a switch, the one that begins there.
+
+        Raises:
+            ValueError: the time is outside [0, T].
+        """
+        times = self.switch_times
+        if not 0 <= t <= times[-1]:
+            raise ValueError(f"t: expected a time in [0, {times[-1]:.6g}], got {t}")
+        return self.layers[min(bisect_right(times, t), len(self.layers)) - 1]
+
+    def velocity(
+        self, points: Float[Tensor, "*batch n d"], weights: Float[Tensor, "*batch n"], t: float
+    ) -> Float[Tensor, "*batch n d"]:
+        """Velocity v[mu](t, x) of every token at a time, tangent to the sphere."""
+        return self.layer_at(t).velocity(points, weights)
+
+    def even_times(self, k: int) -> list[float]:
+        """`k` times from 0 to T that spend the same number of times on every layer, however short: for films.
+
+        Raises:
+            ValueError: k is less than 2.
+
+        >>> drift = Layer(perceptron=constant_drift(torch.tensor([0.0, 1.0])), duration=1.0)
+        >>> Transformer([drift, replace(drift, duration=10.0)]).even_times(5)
+        [0.0, 0.5, 1.0, 6.0, 11.0]
+        """
+        if k < 2:
+            raise ValueError(f"k: expected at least 2 times (start and end), got {k}")
+        switches, layers = self.switch_times, len(self.layers)
+        times = []
+        for i in range(k - 1):
+            layer, part = divmod(i * layers, k - 1)
+            times.append(switches[layer] + part / (k - 1) * self.layers[layer].duration)
+        return [*times, switches[-1]]
+
+    def to(self, target: torch.device | torch.dtype | str) -> "Transformer":
+        """The same transformer on another device, or in another dtype; a layer used twice stays one layer."""
+        moved = {id(layer): layer.mapped(lambda tensor: tensor.to(target)) for layer in self.layers}
+        return Transformer([moved[id(layer)] for layer in self.layers], self.metadata)
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file; `measureflow.load` reads it back."""
+        from measureflow.files import save  # files.py stands a floor above
+
+        save(self, path)
 
     def inverse(self) -> "Transformer":
         """The transformer that undoes this one: -V, -W, layers reversed."""
