@@ -48,11 +48,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     _sweep(final, start)
     try:
         yield partial
-        _flush(partial)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
         if final.exists():
             shutil.copymode(final, partial)
         os.replace(partial, final)
-        _flush(final.parent)
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
@@ -99,13 +99,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _flush(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
