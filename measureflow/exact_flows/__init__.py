@@ -9,11 +9,12 @@
 """
 
 from collections.abc import Callable
-from functools import partial
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from measureflow.exact_flows.even_attention import flow_along_axis, flow_evenly
 from measureflow.exact_flows.gates import drift_far, find_gates, flow_through_gates
 from measureflow.transformer import Layer
 
@@ -44,9 +45,38 @@ def _gates(layer: Layer) -> Flow | None:
     return lambda points, weights, duration: flow_through_gates(gates, points, duration)
 
 
+def _axis_attention(layer: Layer) -> Flow | None:
+    if len(layer.heads) != 1 or layer.perceptron is not None or not layer.heads[0].attends_evenly:
+        return None
+    V = layer.heads[0].V.double()
+    row = V[int(V.diagonal().abs().argmax())]
+    if not bool(row.any()):
+        return None
+    axis = row / row.norm()
+    c = axis @ V @ axis
+    if bool((V - c * torch.outer(axis, axis)).abs().amax() > 16 * torch.finfo(V.dtype).eps * c.abs()):
+        return None
+    return lambda points, weights, duration: flow_along_axis(axis, float(c), points, weights, duration)
+
+
+def _even_attention(layer: Layer) -> Flow | None:
+    if not layer.heads or not all(head.attends_evenly for head in layer.heads):
+        return None
+    V = torch.stack([head.V.double() for head in layer.heads]).sum(0)
+    w = torch.zeros_like(V[0])
+    p = layer.perceptron
+    if p is not None:
+        if p.activation != "relu" or bool(p.U.any()):
+            return None
+        w = p.W.double() @ p.b.double().relu()
+    return lambda points, weights, duration: flow_evenly(V, w, points, weights, duration)
+
+
 EXACT_FLOWS: dict[str, Callable[[Layer], Flow | None]] = {
     "constant drift": _constant_drift,
     "gates": _gates,
+    "even attention of rank one": _axis_attention,
+    "even attention": _even_attention,
 }
 
 
