@@ -15,9 +15,24 @@ def _where(mask: Tensor, side: str = "") -> str:
     return ", ".join([*([side] if side else []), *parts, f"row {row}"])
 
 
-def _off_sphere_tolerance(dtype: torch.dtype) -> float:
-    # A point written with 8 decimals, or rounded to float32 somewhere, is off by up to about 1e-7 in length.
+def length_tolerance(dtype: torch.dtype) -> float:
+    """How far the length of a point may be from 1.
+
+    A point written with 8 decimals is off by up to 1e-8, one scaled to length 1 in float32 by up to 2e-7.
+
+    >>> length_tolerance(torch.float64)
+    1e-07
+    """
     return {torch.float64: 1e-7, torch.float32: 1e-5}.get(dtype, 1e-2)
+
+
+def sum_tolerance(atoms: Int[Tensor, "*batch"], dtype: torch.dtype) -> Float[Tensor, "*batch"]:
+    """How far the sum of so many weights may be from 1: four roundings an atom, and at least 1e-9.
+
+    >>> sum_tolerance(torch.tensor([1000]), torch.float32)
+    tensor([0.0005], dtype=torch.float64)
+    """
+    return (4 * torch.finfo(dtype).eps * atoms.double()).clamp(min=1e-9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +69,9 @@ class TokenMeasure:
         if weights is None:
             weights = points.new_full(points.shape[:-1], 1 / points.shape[-2])
         if not isinstance(weights, Tensor) or not weights.is_floating_point():
-            raise TypeError(f"weights: expected a floating-point tensor, got {getattr(weights, 'dtype', type(weights))}")
+            raise TypeError(
+                f"weights: expected a floating-point tensor, got {getattr(weights, 'dtype', type(weights))}"
+            )
         if weights.shape != points.shape[:-1]:
             raise ValueError(f"weights: expected shape {tuple(points.shape[:-1])}, got {tuple(weights.shape)}")
         if self.globe and points.shape[-1] != 3:
@@ -104,7 +121,9 @@ class TokenMeasure:
     def atoms(self) -> Float[Tensor, "k d"]:
         """The points of one measure, padding left out."""
         if self.batch_shape:
-            raise ValueError(f"atoms: expected one measure, got a batch of shape {tuple(self.batch_shape)}; index first")
+            raise ValueError(
+                f"atoms: expected one measure, got a batch of shape {tuple(self.batch_shape)}; index first"
+            )
         return self.points[self.weights > 0]
 
     def to(self, target: torch.device | torch.dtype | str) -> "TokenMeasure":
@@ -174,9 +193,7 @@ def _check_weights(weights: Tensor) -> None:
     if bool(bad.any()):
         raise ValueError(f"{_where(bad)}: expected a weight of at least 0, got {float(weights[bad][0])}")
     total = weights.double().sum(-1)
-    # The sum of n rounded weights is off by up to n roundings.
-    tolerance = max(1e-9, 4 * weights.shape[-1] * torch.finfo(weights.dtype).eps)
-    off = (total - 1).abs() > tolerance
+    off = (total - 1).abs() > sum_tolerance((weights > 0).sum(-1), weights.dtype)
     if bool(off.any()):
         index = [int(i) for i in off.nonzero()[0]]
         name = f"measure {', '.join(map(str, index))}: " if index else ""
@@ -187,7 +204,7 @@ def _check_weights(weights: Tensor) -> None:
 
 def _check_points(points: Tensor) -> None:
     length = torch.linalg.vector_norm(points.double(), dim=-1)
-    bad = ~((length - 1).abs() <= _off_sphere_tolerance(points.dtype))
+    bad = ~((length - 1).abs() <= length_tolerance(points.dtype))
     if bool(bad.any()):
         got = float(length[bad][0])
         what = f"a length of {got:.9g}" if got == got else "a coordinate that is not a number"
@@ -226,7 +243,9 @@ class MeasurePairs:
                 shape = tuple(measure.points.shape)
                 raise ValueError(f"{side}: expected a batch (N >= 1, n, d) of measures, got points of shape {shape}")
         if len(source) != len(target):
-            raise ValueError(f"expected as many targets as sources, got {len(source)} sources and {len(target)} targets")
+            raise ValueError(
+                f"expected as many targets as sources, got {len(source)} sources and {len(target)} targets"
+            )
         if source.dim != target.dim:
             raise ValueError(f"expected one dimension, got sources in d = {source.dim} and targets in d = {target.dim}")
         if source.globe != target.globe:
