@@ -8,11 +8,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def _where(mask: Tensor, side: str = "") -> str:
+def _where(mask: Tensor) -> str:
     """Name the first True entry of a (*batch, n) mask: `measure 2, row 5`."""
     *batch, row = [int(i) for i in mask.nonzero()[0]]
     parts = [f"measure {', '.join(map(str, batch))}"] if batch else []
-    return ", ".join([*([side] if side else []), *parts, f"row {row}"])
+    return ", ".join([*parts, f"row {row}"])
+
+
+def _to_floats(given: object) -> str:
+    return "call .double()" if isinstance(given, Tensor) else "use torch.tensor(..., dtype=torch.float64)"
 
 
 def length_tolerance(dtype: torch.dtype) -> float:
@@ -43,6 +47,8 @@ class TokenMeasure:
         points: (*batch, n, d), unit vectors.
         weights: (*batch, n), at least 0, summing to 1 per measure; None gives every atom 1/n. An atom of weight 0
             is padding: its coordinates may be anything, even NaN, and are replaced by the first basis vector.
+            Weights of another dtype than the points take theirs, and are divided by their sum in it; otherwise they
+            stay as they are, to the last bit.
         globe: the points are places on the Earth (d = 3), so that reports speak of km and maps have coastlines.
 
     Raises:
@@ -63,15 +69,16 @@ class TokenMeasure:
         points, weights = self.points, self.weights
         if not isinstance(points, Tensor) or not points.is_floating_point():
             what = points.dtype if isinstance(points, Tensor) else type(points).__name__
-            raise TypeError(f"points: expected a floating-point tensor, got {what}")
+            raise TypeError(f"points: expected a floating-point tensor, got {what}; {_to_floats(points)}")
         if points.ndim < 2 or points.shape[-2] == 0 or points.shape[-1] < 2:
             raise ValueError(f"points: expected shape (*batch, n >= 1, d >= 2), got {tuple(points.shape)}")
         if weights is None:
             weights = points.new_full(points.shape[:-1], 1 / points.shape[-2])
         if not isinstance(weights, Tensor) or not weights.is_floating_point():
-            raise TypeError(
-                f"weights: expected a floating-point tensor, got {getattr(weights, 'dtype', type(weights))}"
-            )
+            what = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+            raise TypeError(f"weights: expected a floating-point tensor, got {what}; {_to_floats(weights)}")
+        if weights.device != points.device:
+            raise ValueError(f"weights: expected them on the points' device {points.device}, got {weights.device}")
         if weights.shape != points.shape[:-1]:
             raise ValueError(f"weights: expected shape {tuple(points.shape[:-1])}, got {tuple(weights.shape)}")
         if self.globe and points.shape[-1] != 3:
@@ -82,8 +89,12 @@ class TokenMeasure:
         first[..., 0] = 1
         points = torch.where(padding, first.detach(), points)
         _check_points(points.detach())
+        if weights.dtype != points.dtype:
+            # Uniform float32 weights sum to 1 within 1e-7 only, which is no rounding error in float64.
+            weights = weights.to(points.dtype)
+            weights = weights / weights.sum(-1, keepdim=True)
         object.__setattr__(self, "points", points)
-        object.__setattr__(self, "weights", weights.to(points.dtype))
+        object.__setattr__(self, "weights", weights)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -118,8 +129,17 @@ class TokenMeasure:
     def __iter__(self) -> Iterator["TokenMeasure"]:
         return (self[i] for i in range(len(self)))
 
+    def __repr__(self) -> str:
+        batch = "".join(f"{size}, " for size in self.batch_shape)
+        globe = ", globe" if self.globe else ""
+        return f"TokenMeasure({batch}atoms={_range(self.counts)}, d={self.dim}, {_short(self.points.dtype)}{globe})"
+
     def atoms(self) -> Float[Tensor, "k d"]:
-        """The points of one measure, padding left out."""
+        """The points of one measure, padding left out.
+
+        Raises:
+            ValueError: this is a batch of measures.
+        """
         if self.batch_shape:
             raise ValueError(
                 f"atoms: expected one measure, got a batch of shape {tuple(self.batch_shape)}; index first"
@@ -155,37 +175,62 @@ class TokenMeasure:
         """
         if len(points) == 0:
             raise ValueError("points: expected at least one measure, got none")
+        d = points[0].shape[-1] if points[0].ndim == 2 else "d"
         for i, p in enumerate(points):
-            if p.ndim != 2 or len(p) == 0 or p.shape[1] != points[0].shape[-1]:
+            if p.ndim != 2 or len(p) == 0 or p.shape[1] != d:
+                raise ValueError(f"measure {i}: expected points of shape (n >= 1, {d}), got {tuple(p.shape)}")
+            if p.dtype != points[0].dtype or p.device != points[0].device:
                 raise ValueError(
-                    f"measure {i}: expected points of shape (n >= 1, {points[0].shape[-1]}), got {tuple(p.shape)}"
+                    f"measure {i}: expected points in {points[0].dtype} on {points[0].device}, as in measure 0, "
+                    f"got {p.dtype} on {p.device}"
                 )
         given = [p.new_full((len(p),), 1 / len(p)) for p in points] if weights is None else list(weights)
         if len(given) != len(points):
             raise ValueError(f"weights: expected {len(points)} vectors, one per measure, got {len(given)}")
         for i, (p, w) in enumerate(zip(points, given, strict=True)):
             if w.shape != p.shape[:1]:
-                raise ValueError(f"measure {i}: expected {len(p)} weights, got {tuple(w.shape)}")
+                raise ValueError(f"measure {i}: expected weights of shape ({len(p)},), got {tuple(w.shape)}")
+            if w.dtype != given[0].dtype:
+                raise ValueError(f"measure {i}: expected weights in {given[0].dtype}, as in measure 0, got {w.dtype}")
         pad = torch.nn.utils.rnn.pad_sequence
         return TokenMeasure(pad(list(points), batch_first=True), pad(given, batch_first=True), globe)
 
     def resample(self, n: int, *, generator: torch.Generator) -> "TokenMeasure":
-        """`n` equal atoms a measure. Drawn without repeats where weights are equal and `n` is at most their number,
-        with repeats (by weight) otherwise.
+        """`n` equal atoms a measure, drawn from its atoms; padding is never drawn.
+
+        A measure of equal weights and at least `n` atoms is drawn from without repeats, any other with repeats, by
+        weight.
 
         Raises:
             ValueError: `n` is less than 1.
+
+        >>> mu = TokenMeasure.from_ragged([torch.eye(3), torch.eye(3)[:1]])
+        >>> mu.resample(2, generator=torch.Generator().manual_seed(0)).counts
+        tensor([2, 2])
         """
         if n < 1:
             raise ValueError(f"n: expected at least 1, got {n}")
-        flat = self.weights.reshape(-1, self.weights.shape[-1])
+        flat = self.weights.detach().reshape(-1, self.weights.shape[-1])
         support = flat > 0
         least = flat.masked_fill(~support, torch.inf).amin(-1)
-        equal = flat.amax(-1) - least <= 1e-12 * least
-        whole = bool((equal & (support.sum(-1) >= n)).all())
-        index = torch.multinomial(flat, n, replacement=not whole, generator=generator)
+        # Weights that were divided by their sum may differ by a rounding or two.
+        equal = flat.amax(-1) - least <= 4 * torch.finfo(flat.dtype).eps * least
+        once = equal & (support.sum(-1) >= n)
+        index = torch.empty(len(flat), n, dtype=torch.int64, device=flat.device)
+        for rows, repeats in ((once, False), (~once, True)):
+            if bool(rows.any()):
+                index[rows] = torch.multinomial(flat[rows], n, replacement=repeats, generator=generator)
         index = index.reshape(*self.batch_shape, n, 1).expand(*self.batch_shape, n, self.dim)
         return TokenMeasure(self.points.gather(-2, index), globe=self.globe)
+
+
+def _range(counts: Tensor) -> str:
+    least, most = int(counts.min()), int(counts.max())
+    return str(least) if least == most else f"{least}..{most}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_weights(weights: Tensor) -> None:
@@ -216,8 +261,9 @@ class MeasurePairs:
     """N source measures and the N target measures that they are to be carried to.
 
     Args:
-        source, target: batches of N measures in the same dimension; sizes may differ.
-        names: N different names; None gives "0", "1", ...
+        source, target: batches of N measures in the same dimension; sizes may differ. Where one side is float32 and
+            the other float64, both become float64.
+        names: N different names, none of them empty; None gives "0", "1", ...
         coupling: (N, n) the row of the target atom that belongs to each source atom where that is known; -1 on
             padding.
 
@@ -249,7 +295,17 @@ class MeasurePairs:
         if source.dim != target.dim:
             raise ValueError(f"expected one dimension, got sources in d = {source.dim} and targets in d = {target.dim}")
         if source.globe != target.globe:
-            raise ValueError("expected both sides on the globe or neither")
+            globe, other = ("source", "target") if source.globe else ("target", "source")
+            raise ValueError(
+                f"{other}: expected places on the globe, as the {globe}; pass globe=True to both or neither"
+            )
+        if source.points.device != target.points.device:
+            where = f"{source.points.device} and {target.points.device}"
+            raise ValueError(f"expected sources and targets on one device, got {where}")
+        if source.points.dtype != target.points.dtype:
+            wider = torch.promote_types(source.points.dtype, target.points.dtype)
+            object.__setattr__(self, "source", source.to(wider))
+            object.__setattr__(self, "target", target.to(wider))
         names = tuple(str(i) for i in range(len(source))) if self.names is None else tuple(self.names)
         if len(names) != len(source):
             raise ValueError(f"names: expected {len(source)}, got {len(names)}")
@@ -257,17 +313,26 @@ class MeasurePairs:
         for i, name in enumerate(names):
             if not isinstance(name, str):
                 raise TypeError(f"names: expected text, got {name!r} for pair {i}")
+            if not name or name.isspace():
+                raise ValueError(f"names: expected text, got an empty name for pair {i}")
             if name in seen:
                 raise ValueError(f"names: pairs {seen[name]} and {i} are both called {name!r}")
             seen[name] = i
         object.__setattr__(self, "names", names)
         if self.coupling is not None:
             self._check_coupling(self.coupling)
+            object.__setattr__(self, "coupling", self.coupling.long())
 
     def _check_coupling(self, coupling: Tensor) -> None:
         shape = self.source.weights.shape
-        if coupling.shape != shape or coupling.is_floating_point():
-            raise ValueError(f"coupling: expected integers of shape {tuple(shape)}, got {tuple(coupling.shape)}")
+        if coupling.is_floating_point() or coupling.dtype == torch.bool:
+            raise TypeError(f"coupling: expected whole numbers, got {coupling.dtype}; call .long()")
+        if coupling.shape != shape:
+            raise ValueError(f"coupling: expected shape {tuple(shape)}, got {tuple(coupling.shape)}")
+        if coupling.device != self.source.weights.device:
+            where = self.source.weights.device
+            raise ValueError(f"coupling: expected it on the measures' device {where}, got {coupling.device}")
+        coupling = coupling.long()
         real = self.source.weights > 0
         inside = (coupling >= 0) & (coupling < self.target.weights.shape[-1])
         hits = self.target.weights.gather(-1, coupling.clamp(0, self.target.weights.shape[-1] - 1)) > 0
@@ -298,6 +363,7 @@ class MeasurePairs:
         """Some of the pairs, by position or by name.
 
         Raises:
+            IndexError: there is no pair at that position.
             KeyError: no pair has that name.
         """
         if isinstance(index, slice):
@@ -314,7 +380,17 @@ class MeasurePairs:
             if index not in self.names:
                 raise KeyError(f"no pair is called {index!r}; there are {', '.join(map(repr, self.names[:8]))}")
             return self.names.index(index)
-        return range(len(self))[index]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"pair {index}: there are {len(self)} pairs, 0 to {len(self) - 1}")
+        return index % len(self)
+
+    def __repr__(self) -> str:
+        names = repr(self.names[0]) if len(self) == 1 else f"{self.names[0]!r} to {self.names[-1]!r}"
+        marks = (", globe" if self.globe else "") + (", coupled" if self.coupling is not None else "")
+        return (
+            f"MeasurePairs({len(self)}, {names}, atoms={_range(self.source.counts)} -> {_range(self.target.counts)}, "
+            f"d={self.dim}, {_short(self.source.points.dtype)}{marks})"
+        )
 
     def to(self, target: torch.device | torch.dtype | str) -> "MeasurePairs":
         """The same pairs on another device, or in another dtype."""
