@@ -45,7 +45,11 @@ SOLVER_NAMES = ("exact", *dict.fromkeys([*FIXED_STEP, *SOLVERS]))
 FALLBACK = "dopri8"  # for layers without an exact flow
 DEFAULT_STEPS = 32  # a layer
 DEFAULT_TOLERANCES = {torch.float64: (1e-10, 1e-12), torch.float32: (1e-5, 1e-6)}  # rtol, atol
+# Solvers of order 2 and 3 would take 1e5 steps per unit of time for 1e-10.
+LOW_ORDER_TOLERANCES = {torch.float64: (1e-6, 1e-8), torch.float32: (1e-4, 1e-5)}
 STEP_LIMIT = 100_000  # between two stored times or switches
+# torchdiffeq's defaults, order 12 and 4 corrections a step, want far smaller steps than the velocity does.
+ADAMS_OPTIONS = {"max_order": 5, "max_iters": 30}
 
 # What this module sets itself; all other arguments of torchdiffeq's solver classes may be given as options.
 _OWN_ARGUMENTS = {"self", "func", "y0", "rtol", "atol", "norm", "step_t", "jump_t", "step_size", "grid_constructor"}
@@ -109,7 +113,7 @@ def choose_solver(
         if option not in known:
             valid = ", ".join(sorted(known)) or "none"
             raise ValueError(f"options: solver {name!r} has no option {option!r}; it has {valid}")
-    standard = DEFAULT_TOLERANCES[dtype]
+    standard = (LOW_ORDER_TOLERANCES if getattr(kind, "order", 5) < 4 else DEFAULT_TOLERANCES)[dtype]
     return Solver(
         name,
         standard[0] if rtol is None else rtol,
@@ -131,7 +135,7 @@ class Tally:
     def __init__(self, like: Tensor) -> None:
         self.steps: int | None = 0
         self.evaluations = 0
-        self.off_sphere = like.new_zeros(())
+        self.off_sphere = like.new_zeros(like.shape[:-2])
 
 
 class Field:
@@ -241,10 +245,11 @@ def advance(
         end = _move(field, start, duration, solver, [t for t in tensors if t.requires_grad])
         if field.real is not None:
             end = torch.where(field.real, end, start)
-        finite = end.detach().isfinite().flatten(-2).all(-1)
-        if not bool(finite.all()):
-            field.stop(duration, "the tokens are no longer finite", (~finite).long())
-        return _projected(end, tally)
+        end = _projected(end, tally)
+        if not bool((tally.off_sphere <= 1).all()):
+            cause = "a token left the sphere, off by {:.3g}; take smaller steps or a lower tolerance"
+            field.stop(duration, cause.format(float(tally.off_sphere.amax())), tally.off_sphere)
+        return end
 
     if learning and not solver.adjoint:
         return checkpoint(move, points, use_reentrant=False, preserve_rng_state=False)
@@ -269,13 +274,13 @@ def _move(field: Field, points: Tensor, duration: float, solver: Solver, learned
 
 def _projected(points: Tensor, tally: Tally) -> Tensor:
     length = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
-    tally.off_sphere = torch.maximum(tally.off_sphere, (length.detach() - 1).abs().amax())
+    tally.off_sphere = torch.maximum(tally.off_sphere, (length.detach() - 1).abs().amax((-2, -1)))
     return points / length
 
 
 def _move_by_torchdiffeq(field: Field, points: Tensor, duration: float, solver: Solver, learned: list[Tensor]) -> Tensor:
     method = FALLBACK if solver.name == "exact" else solver.name
-    options: dict[str, Any] = dict(solver.options)
+    options: dict[str, Any] = (ADAMS_OPTIONS if method.endswith("adams") else {}) | dict(solver.options)
     backward = dict(options)
     if issubclass(SOLVERS[method], AdaptiveStepsizeODESolver):
         # A step ends exactly where the piece does: torchdiffeq would step beyond and interpolate with lower order.

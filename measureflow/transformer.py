@@ -33,6 +33,7 @@ class Head:
 
     Raises:
         ValueError: shapes differ from (d, d), or the kernel has no such name.
+        TypeError: V and B are not floating-point tensors of one dtype.
     """
 
     V: Float[Tensor, "d d"]
@@ -41,7 +42,7 @@ class Head:
     attends_evenly: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check_shapes(V=(self.V, ("d", "d")), B=(self.B, ("d", "d")))
+        _check_tensors(V=(self.V, ("d", "d")), B=(self.B, ("d", "d")))
         object.__setattr__(self, "kernel", get_kernel(self.kernel))
         # With B = 0 softmax attention is the barycentre, which needs no scores.
         even = self.kernel == get_kernel("softmax") and not self.B.requires_grad and not bool(self.B.any())
@@ -68,6 +69,7 @@ class Perceptron:
 
     Raises:
         ValueError: shapes do not fit, or the activation has no such name.
+        TypeError: W, U and b are not floating-point tensors of one dtype.
     """
 
     W: Float[Tensor, "d m"]
@@ -76,7 +78,7 @@ class Perceptron:
     activation: str = "relu"
 
     def __post_init__(self) -> None:
-        _check_shapes(W=(self.W, ("d", "m")), U=(self.U, ("m", "d")), b=(self.b, ("m",)))
+        _check_tensors(W=(self.W, ("d", "m")), U=(self.U, ("m", "d")), b=(self.b, ("m",)))
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
 
@@ -126,8 +128,10 @@ class Layer:
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", tuple(self.heads))
         dims = {h.V.shape[0] for h in self.heads} | ({self.perceptron.W.shape[0]} if self.perceptron else set())
+        if not dims:
+            raise ValueError("expected heads or a perceptron, got an empty layer")
         if len(dims) != 1:
-            raise ValueError(f"expected heads or a perceptron of one dimension, got dimensions {sorted(dims)}")
+            raise ValueError(f"expected heads and perceptron of one dimension, got dimensions {sorted(dims)}")
         if not 0 < self.duration < float("inf"):
             raise ValueError(f"duration: expected a positive number, got {self.duration}")
 
@@ -183,6 +187,7 @@ class Transformer:
 
     Raises:
         ValueError: there is no layer, or dimensions differ.
+        TypeError: something else than a layer is given.
     """
 
     layers: Sequence[Layer]
@@ -192,10 +197,11 @@ class Transformer:
         object.__setattr__(self, "layers", tuple(self.layers))
         if not self.layers:
             raise ValueError("layers: expected at least one, got none")
-        dims = [layer.dim for layer in self.layers]
-        for k, d in enumerate(dims):
-            if d != dims[0]:
-                raise ValueError(f"layer {k}: expected dimension {dims[0]}, got {d}")
+        for k, layer in enumerate(self.layers):
+            if not isinstance(layer, Layer):
+                raise TypeError(f"layer {k}: expected a Layer, got {type(layer).__name__}")
+            if layer.dim != self.layers[0].dim:
+                raise ValueError(f"layer {k}: expected dimension {self.layers[0].dim}, got {layer.dim}")
 
     @property
     def dim(self) -> int:
@@ -323,12 +329,20 @@ def compose(transformers: Sequence[Transformer]) -> Transformer:
     Raises:
         ValueError: none is given, or dimensions differ.
     """
+    if not transformers:
+        raise ValueError("transformers: expected at least one, got none")
     return Transformer([layer for t in transformers for layer in t.layers])
 
 
-def _check_shapes(**tensors: tuple[Tensor, tuple[str, ...]]) -> None:
+def _check_tensors(**tensors: tuple[Tensor, tuple[str, ...]]) -> None:
     sizes: dict[str, int] = {}
+    first, (leader, _) = next(iter(tensors.items()))
     for name, (tensor, axes) in tensors.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name}: expected a floating-point tensor, got {what}")
+        if tensor.dtype != leader.dtype:
+            raise TypeError(f"{name}: expected {leader.dtype} as {first} has, got {tensor.dtype}")
         shape = tuple(tensor.shape)
         fits = len(shape) == len(axes) and all(
             sizes.setdefault(axis, size) == size for axis, size in zip(axes, shape, strict=False)
