@@ -64,6 +64,10 @@ class _Riccati(NamedTuple):
     root: Tensor
     lower: Tensor
 
+    def at(self, mask: Tensor) -> "_Riccati":
+        """The tokens of a mask."""
+        return _Riccati(*(value[mask] for value in self))
+
 
 def height(A: Tensor, B: Tensor, u: Tensor) -> Tensor:
     """<z, x> of the token at `u`: A tanh u + B sech u."""
@@ -76,7 +80,7 @@ def _riccati(ramp: Ramp) -> _Riccati:
     start, slope = a + 2 * b + c, a + b
     square = b * b - a * c
     root = square.abs().clamp(min=_TINY).sqrt()
-    # slope - root; its product with slope + root is a D(1), which avoids the cancellation beside an unstable rest point.
+    # slope - root; times slope + root it is a D(1), which avoids the cancellation beside an unstable rest point.
     steep = slope > 0
     lower = torch.where(steep, a * start / (slope + root).where(steep, torch.ones_like(a)), slope - root)
     return _Riccati(a, b, c, start, slope, square, root, lower)
@@ -121,61 +125,63 @@ def travel_time(ramp: Ramp, move: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
         ramp: k tokens.
         move: of the sign of the token's rate.
     """
-    f = _riccati(ramp)
-    rise = torch.expm1(move)
-    inner = _inner_time(f, rise)
-    arrives = inner.isfinite() & (f.start * rise > 0)
+    inner = _inner_time(_riccati(ramp), torch.expm1(move))
+    arrives = inner.isfinite() & (inner > 0)
     inner = torch.where(arrives, inner, torch.zeros_like(inner))
+    # Seen from -w, u and the rate change sign: that swaps R and 1/R, A and -A.
+    mirror = Ramp(-ramp.u, -ramp.p, -ramp.q, -ramp.A, ramp.B)
+    time = sum(
+        torch.exp(side.u) * _integral(_riccati(side), length, inner, arrives)
+        for side, length in ((ramp, move), (mirror, -move))
+    )
+    return torch.where(arrives, time, torch.where(move == 0, 0.0, torch.inf).to(move.dtype))
+
+
+def _integral(f: _Riccati, move: Tensor, inner: Tensor, arrives: Tensor) -> Tensor:
+    """∫R dσ over the inner time in which ln R becomes `move`."""
+    rise = torch.expm1(move)
     start = torch.where(arrives, f.start, torch.ones_like(f.start))
-    growth = rise * (2 * f.slope + f.a * rise) / start
-    arrives = arrives & (growth > -1)
-    log_growth = torch.log1p(torch.where(arrives, growth, torch.zeros_like(growth)))
-
-    # Dividing ½ ln(D/D(1)) - bσ by a loses a factor |b| / (|a| R) of accuracy.
-    top, bottom = torch.exp(move.clamp(min=0)), torch.exp(-move.clamp(max=0))
-    flat_up, flat_down = 2 * f.a.abs() * top < f.b.abs(), 2 * f.c.abs() * bottom < f.b.abs()
-    one = torch.ones_like(f.a)
-    up = (log_growth / 2 - f.b * inner) / torch.where(flat_up, one, f.a)
-    down = (move - log_growth / 2 - f.b * inner) / torch.where(flat_down, one, f.c)
-    for flat, power in ((flat_up & arrives, 1), (flat_down & arrives, -1)):
-        if bool(flat.any()):
-            integral = _quadrature(_Riccati(*(value[flat] for value in f)), inner[flat], power)
-            if power > 0:
-                up = up.masked_scatter(flat, integral)
-            else:
-                down = down.masked_scatter(flat, integral)
-    time = torch.exp(ramp.u) * up + torch.exp(-ramp.u) * down
-    return torch.where(arrives, time, torch.where(move == 0, 0.0, torch.inf).to(time.dtype))
+    # D(R)/D(1) - 1; at a rest point it is -1 up to rounding.
+    growth = (rise * (2 * f.slope + f.a * rise) / start).clamp(min=torch.finfo(move.dtype).eps - 1)
+    # Dividing by a loses a factor |b| / (|a| R) of accuracy.
+    flat = 2 * f.a.abs() * torch.exp(move.clamp(min=0)) <= f.b.abs()
+    value = (torch.log1p(growth) / 2 - f.b * inner) / torch.where(flat, torch.ones_like(f.a), f.a)
+    flat = flat & arrives
+    return value.masked_scatter(flat, _quadrature(f.at(flat), inner[flat])) if bool(flat.any()) else value
 
 
-def _quadrature(f: _Riccati, inner: Tensor, power: int) -> Tensor:
-    """∫R^power dσ from 0 to the inner time."""
+def _quadrature(f: _Riccati, inner: Tensor) -> Tensor:
+    """∫R dσ from the explicit solution."""
     # After 20 / root the token rests to rounding, and the integrand is constant.
     span = torch.where(f.square > 0, torch.minimum(inner, 20 / f.root), inner)
     nodes, masses = _NODES.to(span.device), _MASSES.to(span.device)
-    values = _ratio(f, (nodes + 0.5).unsqueeze(-1) * span) ** power
-    return (masses.unsqueeze(-1) * values).sum(0) * span + (inner - span) * _ratio(f, span) ** power
+    values = _ratio(f, (nodes + 0.5).unsqueeze(-1) * span)
+    return (masses.unsqueeze(-1) * values).sum(0) * span + (inner - span) * _ratio(f, span)
 
 
 def travel(ramp: Ramp, time: Float[Tensor, " k"], longest: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """Invert `travel_time`: the moves u(time) - u(0), of length at most `longest`.
 
     Newton's method on the time, each step along the Riccati flow (exact beside a rest point) or, where that would run
-    into ±w, along the present rate (exact far from one); halving keeps it inside the bracket.
+    into ±w, along the present rate (exact far from one); where the time that is left does not halve, the bracket does.
     """
     sign = torch.sign(ramp.rate(ramp.u))
     at, low = torch.zeros_like(time), torch.zeros_like(time)
-    high = torch.minimum(longest, (ramp.p.abs() + ramp.q.abs() * torch.hypot(ramp.A, ramp.B)) * time)
+    fastest = ramp.p.abs() + ramp.q.abs() * torch.hypot(ramp.A, ramp.B)
+    # A move of 300 ends at ±w to e^-300 wherever it starts; e^(2 · 300) is still a number.
+    high = torch.minimum(longest, fastest * time).clamp(max=300)
     rounding = 2 * torch.finfo(time.dtype).eps
-    for _ in range(60):
+    previous = torch.full_like(time, torch.inf)
+    for _ in range(100):
         here = Ramp(ramp.u + sign * at, *ramp[1:])
         left = time - travel_time(ramp, sign * at)
-        low, high = torch.where(left >= 0, at, low), torch.where(left < 0, at, high)
+        low, high = torch.where(left >= 0, at, low), torch.where(left >= 0, high, at)
         newton = sign * here.rate(here.u) * left
         if bool(((newton.abs() <= rounding * (1 + at)) | (high - low <= rounding * high)).all()):
             break
         jump = sign * torch.log(_ratio(_riccati(here), left / (2 * torch.cosh(here.u))))
         step = torch.where((at + jump > low) & (at + jump < high), jump, newton)
-        at = torch.where((at + step > low) & (at + step < high), at + step, (low + high) / 2)
+        good = (at + step > low) & (at + step < high) & (left.abs() < previous / 2)
+        at, previous = torch.where(good, at + step, (low + high) / 2), left.abs()
     last = at + newton.nan_to_num(0.0)
     return sign * torch.where((last >= low) & (last <= high), last, at)
