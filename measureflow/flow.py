@@ -54,7 +54,7 @@ def flow(
             It needs less memory, but the backward solve expands errors wherever the flow contracts: clustering by
             a factor e^c costs a factor e^c of accuracy. Without it the gradient is that of the discrete steps,
             exact to rounding, and each layer is computed again in the backward pass rather than kept.
-            Layers with an exact flow are differentiated directly in both cases.
+            Layers whose parameters require a gradient are solved numerically, even where they have an exact flow.
         options: more options of torchdiffeq's solver, such as {"first_step": 0.01}.
         progress: show a bar over layers when it takes more than a second, or a line per stage without a terminal.
 

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -92,7 +92,7 @@ def choose_solver(
         raise ValueError(f"solver: expected one of {', '.join(SOLVER_NAMES)}, got {name!r}")
     if dtype not in DEFAULT_TOLERANCES:
         raise TypeError(f"measures: expected float64 or float32 points, got {dtype}")
-    kind = SOLVERS.get(FALLBACK if name == "exact" else name)
+    kind: type = SOLVERS[FALLBACK if name == "exact" else name]
     adaptive = name not in FIXED_STEP and issubclass(kind, AdaptiveStepsizeODESolver | ScipyWrapperODESolver)
     judges = adaptive or name in ("implicit_adams", "fixed_adams")
     for setting, value in (("rtol", rtol), ("atol", atol)):
@@ -201,7 +201,7 @@ class Field:
         if self.attempts > STEP_LIMIT:
             self.stop(t, f"more than {STEP_LIMIT} steps{where}; loosen rtol and atol", errors)
 
-    def stop(self, t: float, cause: str, badness: Float[Tensor, "*batch"] | None) -> None:
+    def stop(self, t: float, cause: str, badness: Tensor | None) -> NoReturn:
         """End the flow in one line.
 
         Raises:
@@ -278,7 +278,9 @@ def _projected(points: Tensor, tally: Tally) -> Tensor:
     return points / length
 
 
-def _move_by_torchdiffeq(field: Field, points: Tensor, duration: float, solver: Solver, learned: list[Tensor]) -> Tensor:
+def _move_by_torchdiffeq(
+    field: Field, points: Tensor, duration: float, solver: Solver, learned: list[Tensor]
+) -> Tensor:
     method = FALLBACK if solver.name == "exact" else solver.name
     options: dict[str, Any] = (ADAMS_OPTIONS if method.endswith("adams") else {}) | dict(solver.options)
     backward = dict(options)
@@ -301,8 +303,9 @@ def _move_by_torchdiffeq(field: Field, points: Tensor, duration: float, solver: 
         settings |= {"adjoint_params": tuple(learned), "adjoint_options": backward}
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=_COMPLAINTS)
+        solve: Callable[..., Any] = odeint_adjoint if solver.adjoint else odeint
         try:
-            path = (odeint_adjoint if solver.adjoint else odeint)(field, points, times, **settings)
+            path = solve(field, points, times, **settings)
         except UserWarning as complaint:
             field.stop(0.0, f"{method}: {complaint}", None)
     if len(path) < 2:

@@ -112,7 +112,9 @@ class Trajectory:
         try:
             points = sphere.geodesic(self.points[after - 1], self.points[after], (t - begin) / (end - begin))
         except ValueError as error:
-            raise ValueError(f"between the stored times {begin:.6g} and {end:.6g}, {error}; store more times") from error
+            raise ValueError(
+                f"between the stored times {begin:.6g} and {end:.6g}, {error}; store more times"
+            ) from error
         return TokenMeasure(points, self.weights, self.globe)
 
     def stage_at(self, t: float) -> str:

@@ -92,9 +92,7 @@ def constant_drift(w: Float[Tensor, " d"]) -> Perceptron:
     return Perceptron(w.unsqueeze(1), torch.zeros_like(w).unsqueeze(0), torch.ones_like(w[:1]))
 
 
-def saturating_gate(
-    z: Float[Tensor, " d"], threshold: float, width: float, drift: Float[Tensor, " d"]
-) -> Perceptron:
+def saturating_gate(z: Float[Tensor, " d"], threshold: float, width: float, drift: Float[Tensor, " d"]) -> Perceptron:
     """Drift times clip((<z, x> - threshold) / width, 0, 1), as two neurons of one direction.
 
     Raises:

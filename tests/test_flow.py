@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -86,7 +87,9 @@ def test_rotating_everything_rotates_the_result(theta, mu, generator):
 def test_permuting_atoms_permutes_the_result(theta, mu, generator):
     order = torch.randperm(7, generator=generator)
     shuffled = TokenMeasure(mu.points[:, order], mu.weights[:, order])
-    assert torch.allclose(push_forward(theta, shuffled).points, push_forward(theta, mu).points[:, order], atol=TOLERANCE)
+    assert torch.allclose(
+        push_forward(theta, shuffled).points, push_forward(theta, mu).points[:, order], atol=TOLERANCE
+    )
 
 
 def test_replicating_every_atom_changes_nothing(theta, mu):
@@ -177,7 +180,7 @@ def test_times_may_be_a_tensor_and_end_within_rounding(theta, mu):
 
 def test_even_times_put_the_same_number_on_every_layer(theta, mu):
     path = flow(theta, mu, times=theta.even_times(10))
-    per_layer = [sum(a < t <= b for t in path.times.tolist()) for a, b in zip(path.switch_times, path.switch_times[1:])]
+    per_layer = [sum(a < t <= b for t in path.times.tolist()) for a, b in pairwise(path.switch_times)]
     assert per_layer == [3, 3, 3]
 
 
@@ -241,7 +244,7 @@ def test_p16_a_velocity_that_is_not_finite_names_time_layer_and_measure(theta):
 
 def test_steps_far_too_large_are_an_error_not_a_result(mu):
     theta = Transformer([Layer([Head(300 * torch.eye(3).double(), torch.zeros(3, 3).double())])])
-    with pytest.raises(FlowError, match="left the sphere, off by .* take smaller steps"):
+    with pytest.raises(FlowError, match=r"left the sphere, off by .* take smaller steps"):
         push_forward(theta, mu, solver="euler", steps=2)
 
 

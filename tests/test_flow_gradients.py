@@ -102,7 +102,7 @@ def test_checkpointing_keeps_one_set_of_tokens_per_layer(mu):
 def test_gradients_at_rest_are_finite():
     # All tokens stand still behind a closed gate, where error norms and initial steps are roots of zero.
     theta = rich_transformer(3, seed=0)
-    W, U, b = (torch.zeros(3, 1), torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([-2.0]))
+    W, U, b = (torch.ones(3, 1), torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([-2.0]))
     perceptron = replace(theta.layers[2].perceptron, W=W.double(), U=U.double(), b=b.double(), activation="relu")
     points = random_measures(n=4, d=3, seed=0).points.requires_grad_()
     for settings in ({"solver": "dopri5"}, {"solver": "dopri8", "adjoint": True}, {"solver": "rk4"}, {}):

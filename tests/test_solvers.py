@@ -1,5 +1,7 @@
 """Every solver: its order, on the sphere to rounding, never across a switch, judged per measure."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from problems import equiangular, random_measures, rich_transformer
@@ -78,7 +80,7 @@ def test_drifting_and_projecting_once_is_projecting_after_each_step():
 @pytest.mark.parametrize("solver", ["dopri5", "dopri8"])
 def test_p17_a_run_over_switches_is_layer_by_layer(solver):
     theta = rich_transformer(3, seed=4)
-    short = [Layer(l.heads, l.perceptron, duration=1e-6) for l in theta.layers]
+    short = [replace(layer, duration=1e-6) for layer in theta.layers]
     mu, rtol = random_measures(n=5, d=3, seed=5), 1e-7
     layers = [theta.layers[0], *short, theta.layers[2], short[1]]
     moved = push_forward(Transformer(layers), mu, solver=solver, rtol=rtol, atol=rtol)
@@ -104,7 +106,9 @@ def test_p19_a_measure_beside_a_stiff_one_moves_as_it_does_alone(solver):
     beside = push_forward(theta, both, solver=solver, rtol=rtol, atol=rtol)
     assert torch.allclose(beside.points[:1], alone.points, atol=10 * rtol)
     reverse = TokenMeasure(both.points.flip(0), both.weights.flip(0))
-    assert torch.allclose(push_forward(theta, reverse, solver=solver, rtol=rtol, atol=rtol).points[1:], alone.points, atol=10 * rtol)
+    assert torch.allclose(
+        push_forward(theta, reverse, solver=solver, rtol=rtol, atol=rtol).points[1:], alone.points, atol=10 * rtol
+    )
 
 
 def wall(monkeypatch, height: float) -> tuple[Transformer, TokenMeasure]:
@@ -139,7 +143,9 @@ def test_p16_the_step_limit_names_time_layer_measure_and_advice(monkeypatch):
 def test_p16_the_backward_solve_is_guarded_too(monkeypatch):
     theta, _, _ = equiangular(n=3, beta=1.0, start=0.0, duration=1.0)
     mu = random_measures(n=3, d=3, seed=0)
-    value = push_forward(theta.to(torch.float64), TokenMeasure(mu.points.requires_grad_()), solver="dopri5", adjoint=True)
+    value = push_forward(
+        theta.to(torch.float64), TokenMeasure(mu.points.requires_grad_()), solver="dopri5", adjoint=True
+    )
     monkeypatch.setattr("measureflow.solvers.STEP_LIMIT", 3)
     with pytest.raises(FlowError, match=r"layer 0: more than 3 steps in the backward solve of the adjoint"):
         value.points.sum().backward()
@@ -148,5 +154,5 @@ def test_p16_the_backward_solve_is_guarded_too(monkeypatch):
 def test_implicit_corrections_that_do_not_converge_are_an_error():
     theta, mu, _ = equiangular(n=3, beta=1.0, start=0.0, duration=1.0)
     fast = Transformer([layer.scaled(100.0) for layer in theta.layers])
-    with pytest.raises(FlowError, match="implicit_adams: Functional iteration did not converge|left the sphere"):
+    with pytest.raises(FlowError, match=r"implicit_adams: Functional iteration did not converge|left the sphere"):
         push_forward(fast, mu, solver="implicit_adams", steps=8)

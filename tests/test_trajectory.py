@@ -20,7 +20,9 @@ def path() -> Trajectory:
 
 def between(start: list, end: list) -> Trajectory:
     points = torch.tensor([[start], [end]]).double()
-    return Trajectory(torch.tensor([0.0, 2.0]).double(), points, torch.ones(1).double(), False, (0.0, 2.0), ("go",), STATS)
+    return Trajectory(
+        torch.tensor([0.0, 2.0]).double(), points, torch.ones(1).double(), False, (0.0, 2.0), ("go",), STATS
+    )
 
 
 def test_length_start_end_and_items(path):
@@ -61,7 +63,13 @@ def test_interpolation_is_of_second_order_in_the_time_between():
 
 
 def test_stage_at_names_the_layer_that_begins_at_a_switch(path):
-    assert [path.stage_at(t) for t in (0.0, 0.59, 0.61, 1.0, path.switch_times[-1])] == ["mix", "mix", "bend", "push", "push"]
+    assert [path.stage_at(t) for t in (0.0, 0.59, 0.61, 1.0, path.switch_times[-1])] == [
+        "mix",
+        "mix",
+        "bend",
+        "push",
+        "push",
+    ]
     assert path.stage_at(path.switch_times[1]) == "bend"
 
 
@@ -88,8 +96,8 @@ def test_padding_interpolates_to_padding():
 
 @pytest.mark.bad_input
 def test_parts_that_do_not_fit_are_named(path):
-    parts = dict(times=path.times, points=path.points, weights=path.weights, globe=False)
-    parts |= dict(switch_times=path.switch_times, stages=path.stages, stats=STATS)
+    parts = {"times": path.times, "points": path.points, "weights": path.weights, "globe": False}
+    parts |= {"switch_times": path.switch_times, "stages": path.stages, "stats": STATS}
     for change, message in [
         ({"times": path.times[1:]}, "points: expected one set per time, got 8 for 7 times"),
         ({"weights": path.weights[:1]}, r"weights: expected shape \(2, 5\), got \(1, 5\)"),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -154,7 +155,7 @@ def test_even_times_spend_the_same_number_on_every_layer(theta):
     assert (times[0], times[-1]) == (0.0, theta.duration)
     assert times[10] == theta.switch_times[1]
     assert times[20] == theta.switch_times[2]
-    assert all(a < b for a, b in zip(times, times[1:], strict=False))
+    assert all(a < b for a, b in pairwise(times))
 
 
 def test_num_parameters_counts_every_entry(theta):
@@ -195,7 +196,7 @@ def test_repr_is_one_line_of_facts(theta):
 def test_wrong_shapes_are_named_with_the_expected_ones(identity):
     with pytest.raises(ValueError, match=r"B: expected shape \(d=3, d=3\), got \(2, 2\)"):
         Head(identity, torch.eye(2).double())
-    with pytest.raises(ValueError, match=r"V: expected shape \(d, d\), got \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"V: expected shape \(d=3, d=3\), got \(3, 2\)"):
         Head(identity[:, :2], identity)
     with pytest.raises(ValueError, match=r"b: expected shape \(m=4\), got \(3,\)"):
         Perceptron(torch.zeros(3, 4), torch.zeros(4, 3), torch.zeros(3))
@@ -207,7 +208,7 @@ def test_wrong_shapes_are_named_with_the_expected_ones(identity):
 def test_unknown_names_come_with_the_valid_ones(identity):
     with pytest.raises(ValueError, match="activation: expected one of relu, softplus, tanh, got 'gelu'"):
         Perceptron(torch.zeros(3, 4), torch.zeros(4, 3), torch.zeros(4), activation="gelu")
-    with pytest.raises(ValueError, match="softmax.*'softmin'"):
+    with pytest.raises(ValueError, match=r"softmax.*'softmin'"):
         Head(identity, identity, kernel="softmin")
 
 
@@ -215,7 +216,7 @@ def test_unknown_names_come_with_the_valid_ones(identity):
 def test_mixed_dtypes_are_named(identity):
     with pytest.raises(TypeError, match=r"B: expected torch.float64 as V has, got torch.float32"):
         Head(identity, torch.eye(3))
-    with pytest.raises(TypeError, match="V: expected a floating-point tensor, got torch.int64"):
+    with pytest.raises(TypeError, match=r"V: expected a floating-point tensor, got torch.int64"):
         Head(torch.eye(3, dtype=torch.int64), torch.eye(3, dtype=torch.int64))
 
 
