@@ -2,7 +2,7 @@
 
 import math
 import time as clock
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,10 +88,7 @@ def flow(
             inside = [t for t in stored_times if begin < t <= end]
             now = begin
             for t in dict.fromkeys([*inside, min(end, stored_times[-1])]):
-
-                def place(since: float, k: int = k, now: float = now, stage: str = layer.stage) -> str:
-                    return f"time {now + since:.6g}, layer {k}" + (f" ({stage})" if stage else "")
-
+                place = _place(k, layer.stage, now)
                 points = advance(
                     layer, points, measures.weights, t - now, chosen, padded=padded, place=place, tally=tally
                 )
@@ -143,6 +140,11 @@ def push_forward(
         options=options,
         progress=progress,
     ).end
+
+
+def _place(k: int, stage: str, begin: float) -> Callable[[float], str]:
+    name = f"layer {k} ({stage})" if stage else f"layer {k}"
+    return lambda since: f"time {begin + since:.6g}, {name}"
 
 
 def _check(theta: Transformer, measures: TokenMeasure) -> None:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -147,17 +147,17 @@ class Layer:
             v = v + head.velocity(points, weights)
         return sphere.tangent(points, v)
 
-    def scaled(self, factor: float) -> Self:
+    def scaled(self, factor: float) -> "Layer":
         """V and W times `factor`; B, U, b and the duration stay (the velocity is linear in V and W only)."""
         heads = tuple(replace(h, V=factor * h.V) for h in self.heads)
         p = self.perceptron
         return replace(self, heads=heads, perceptron=None if p is None else replace(p, W=factor * p.W))
 
-    def inverse(self) -> Self:
+    def inverse(self) -> "Layer":
         """The layer that undoes this one: -V, -W."""
         return self.scaled(-1.0)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Layer":
         """The layer with every tensor changed by a function."""
         heads = tuple(replace(h, V=change(h.V), B=change(h.B)) for h in self.heads)
         p = self.perceptron
