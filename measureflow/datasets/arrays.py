@@ -23,10 +23,12 @@ def read_npz(path: Path, kind: np.dtype | None = None) -> MeasurePairs:
         FileFormatError: the file, an array or a row is wrong; it is named.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        # NumPy leaves a file open that it cannot read, unless it is given an open one.
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise FileFormatError(f"{path}: expected an NPZ file of named arrays, got a single array (NPY)")
-            arrays = {name: _array(file, name, path) for name in choose_columns(file.files, str(path))}
+            arrays = {name: _array(archive, name, path) for name in choose_columns(archive.files, str(path))}
     except FileFormatError:
         raise
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -40,14 +42,16 @@ def read_npz(path: Path, kind: np.dtype | None = None) -> MeasurePairs:
     return to_pairs(Columns(text, numbers, lambda row: f"{path}, row {row}"), str(path))
 
 
-def _array(file: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
+def _array(archive: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
     try:
-        array = file[name]
+        array = archive[name]
     except ValueError as error:
         if "allow_pickle" in str(error):
             advice = "store text as .astype(str), numbers as .astype(float)"
             raise FileFormatError(f"{path}: {name}: an array of Python objects is not read; {advice}") from error
         raise
+    except MemoryError as error:
+        raise FileFormatError(f"{path}: {name}: the array says that it is larger than memory: {error}") from error
     if array.ndim != 1:
         raise FileFormatError(f"{path}: {name}: expected one value a row, got an array of shape {array.shape}")
     return array
@@ -75,5 +79,6 @@ def write_npz(pairs: MeasurePairs, path: Path) -> None:
     columns = from_pairs(pairs)
     arrays: dict[str, Any] = {name: np.array(values, dtype=str) for name, values in columns.text.items()}
     arrays |= columns.numbers
-    with atomic_write(path) as partial:
-        np.savez_compressed(partial, **arrays)
+    # Given a name instead of an open file, NumPy appends .npz where it does not end so, as .NPZ.
+    with atomic_write(path) as partial, open(partial, "wb") as file:
+        np.savez_compressed(file, **arrays)
