@@ -228,7 +228,7 @@ def _check_weights(
         row = int(negative.argmax())
         raise columns.error(row, f"weight: expected at least 0, got {weight[row]:.9g}")
     total = np.bincount(group, weights=weight)
-    atoms = torch.from_numpy(np.bincount(group, weights=weight > 0))
+    atoms = torch.from_numpy(np.bincount(group[weight > 0], minlength=len(first)))
     off = np.abs(total - 1) > sum_tolerance(atoms, torch.from_numpy(weight).dtype).numpy()
     if off.any():
         worst = int(off.argmax())

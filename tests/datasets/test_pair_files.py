@@ -30,26 +30,33 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 HALF = math.sqrt(0.5)
 
 
-@st.composite
-def measure_pairs(draw) -> MeasurePairs:
-    """Pairs of any sizes, names, weights and dtype, with or without coupling; padding only at the end."""
-    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
-    d, dtype = draw(st.integers(2, 5)), draw(st.sampled_from([F32, F64]))
-    globe = d == 3 and draw(st.booleans())
-    sizes = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=len(names), max_size=len(names)))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    even = draw(st.booleans())
+# Drawn as plain values: the type checker of --typecheck draws random numbers, which no strategy may.
+DRAWS = {
+    "names": st.lists(NAMES, min_size=1, max_size=4, unique=True),
+    "sizes": st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=4, max_size=4),
+    "d": st.integers(2, 5),
+    "dtype": st.sampled_from([F32, F64]),
+    "globe": st.booleans(),
+    "even": st.booleans(),
+    "coupled": st.booleans(),
+    "seed": st.integers(0, 2**31),
+}
+
+
+def build(names, sizes, d, dtype, globe, even, coupled, seed) -> MeasurePairs:
+    """Pairs of those sizes, weights and dtype; padding only at the end."""
+    generator = torch.Generator().manual_seed(seed)
 
     def side(k: int) -> TokenMeasure:
-        points = [sphere.uniform(size[k], d, generator=generator, dtype=dtype) for size in sizes]
-        weights = [torch.rand(size[k], generator=generator, dtype=dtype) + 1e-6 for size in sizes]
+        counts = [size[k] for size in sizes[: len(names)]]
+        points = [sphere.uniform(n, 3 if globe else d, generator=generator, dtype=dtype) for n in counts]
+        weights = [torch.rand(n, generator=generator, dtype=dtype) + 1e-6 for n in counts]
         return TokenMeasure.from_ragged(points, None if even else [w / w.sum() for w in weights], globe)
 
     source, target = side(0), side(1)
     coupling = None
-    if draw(st.booleans()):
-        limits = target.counts.unsqueeze(-1)
-        coupling = torch.randint(0, 1000, source.weights.shape, generator=generator) % limits
+    if coupled:
+        coupling = torch.randint(0, 1000, source.weights.shape, generator=generator) % target.counts.unsqueeze(-1)
         coupling = coupling.masked_fill(source.weights == 0, -1)
     return MeasurePairs(source, target, names, coupling)
 
@@ -75,8 +82,9 @@ def test_the_check_itself_sees_one_bit(tmp_path):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(p=measure_pairs())
-def test_p06_every_bit_comes_back(suffix, tmp_path, p):
+@given(**DRAWS)
+def test_p06_every_bit_comes_back(suffix, tmp_path, **draws):
+    p = build(**draws)
     file = tmp_path / f"pairs{suffix}"
     write_pairs(p, file)
     assert_same(read_pairs(file, dtype=p.source.points.dtype), p)
