@@ -21,6 +21,7 @@ from torchdiffeq._impl.odeint import SOLVERS
 from torchdiffeq._impl.scipy_wrapper import ScipyWrapperODESolver
 from torchdiffeq._impl.solvers import AdaptiveStepsizeODESolver
 
+from measureflow.culling import culled_velocity
 from measureflow.errors import FlowError
 from measureflow.exact_flows import exact_flow
 from measureflow.transformer import Layer
@@ -163,6 +164,7 @@ class Field:
     ) -> None:
         self.layer, self.weights, self.place, self.tally = layer, weights, place, tally
         self.real = (weights.detach() > 0).unsqueeze(-1) if padded else None
+        self.velocity = culled_velocity(layer, self.real)
         self.errors: Tensor | None = None
         self.attempts = 0
         # torchdiffeq looks for these by name; a solver that lacks one of the hooks would warn if it were always set.
@@ -173,7 +175,7 @@ class Field:
     def __call__(self, t: Tensor | None, y: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         self.tally.evaluations += 1
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-        v = length * self.layer.velocity(y / length, self.weights)
+        v = length * self.velocity(y / length, self.weights)
         return v if self.real is None else torch.where(self.real, v, torch.zeros_like(v))
 
     def norm(self, error: Float[Tensor, "*batch n d"]) -> Float[Tensor, ""]:
