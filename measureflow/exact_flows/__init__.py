@@ -1,11 +1,13 @@
 """Exact flows: layers that are solved in closed form, or to rounding, where an ODE solver would leave its tolerance.
 
-| layer | flow | source |
+| layer | flow | arXiv 2411.04551 |
 | --- | --- | --- |
-| relu perceptron with U = 0, no heads | one Möbius map | arXiv 2411.04551, Lemma 3.2 |
-| relu perceptron of gates (neurons that share direction and drift), no heads | great circles, closed-form times | Prop. 4.2 |
-| one softmax head, B = 0 and V of rank one and symmetric | one scalar equation per measure | Lemma 3.3 |
-| softmax heads, B = 0, any V, and a constant drift | one Möbius map per measure | Lemma 3.5 and Section 3 |
+| relu perceptron with U = 0, no heads | one Möbius map | Lemma 3.2 |
+| relu perceptron of gates, no heads | great circles, travel times in closed form | Proposition 4.2 |
+| one softmax head, B = 0, V symmetric of rank one | one scalar equation per measure | Lemma 3.3 |
+| softmax heads, B = 0, any V; a constant drift | one Möbius map per measure | Lemma 3.5 |
+
+A gate is a group of neurons that share their direction and their drift.
 """
 
 from collections.abc import Callable
@@ -27,13 +29,11 @@ def _constant_drift(layer: Layer) -> Flow | None:
     p = layer.perceptron
     if layer.heads or p is None or p.activation != "relu" or bool(p.U.any()):
         return None
-    vector = (p.W.double() @ p.b.double().relu()).to(p.W.device)
+    vector = p.W.double() @ p.b.double().relu()
     speed = vector.norm()
     if not bool(speed > 0):
         return lambda points, weights, duration: points
-    return lambda points, weights, duration: drift_far(
-        points, (vector / speed).to(points.device), (speed * duration).to(points.device)
-    )
+    return lambda points, weights, duration: drift_far(points, vector / speed, speed * duration)
 
 
 def _gates(layer: Layer) -> Flow | None:
@@ -72,6 +72,7 @@ def _even_attention(layer: Layer) -> Flow | None:
     return lambda points, weights, duration: flow_evenly(V, w, points, weights, duration)
 
 
+# Each entry looks at a layer and returns its flow, (points, weights, duration) -> points, or None. First match wins.
 EXACT_FLOWS: dict[str, Callable[[Layer], Flow | None]] = {
     "constant drift": _constant_drift,
     "gates": _gates,
@@ -93,6 +94,29 @@ def exact_flow(
     weights: Float[Tensor, "*batch n"],
     duration: float | None = None,
 ) -> Float[Tensor, "*batch n d"] | None:
+    """Where a layer carries its tokens, to rounding; None where no exact flow is known.
+
+    None is the answer when the layer is of no kind in the table above, when one of its parameters requires a gradient
+    (parameters are read as numbers, and an integrator has to be used to learn them), and, in a perceptron of several
+    gates, when some token would meet two of them on its way.
+
+    Computed in float64 and rounded to the dtype of the points. Tokens that only see closed gates are returned bit for
+    bit. Gradients reach the points (and, in even attention, the weights). Under a gate they are first derivatives
+    only, a second one raises; at a token that begins exactly on the edge of a gate they are one-sided.
+
+    Args:
+        layer: one layer.
+        points: tokens, unit vectors.
+        weights: of the tokens; padding has 0.
+        duration: time; the layer's own when None.
+
+    Source: arXiv 2411.04551, Lemmas 3.2, 3.3, 3.5 and Proposition 4.2.
+
+    >>> from measureflow.transformer import constant_drift
+    >>> layer = Layer(perceptron=constant_drift(torch.tensor([0.0, 1.0])), duration=1.0)
+    >>> exact_flow(layer, torch.tensor([[1.0, 0.0]]), torch.ones(1))  # 1/cosh(1) and tanh(1)
+    tensor([[0.6481, 0.7616]])
+    """
     flow = _recognise(layer)
     if flow is None:
         return None
@@ -101,4 +125,13 @@ def exact_flow(
 
 
 def has_exact_flow(layer: Layer) -> bool:
+    """The layer is of a kind in the table above, so that `exact_flow` answers.
+
+    For a perceptron of several gates this is not yet certain: it depends on the tokens, and `exact_flow` may be None.
+
+    >>> from measureflow.transformer import saturating_gate
+    >>> z = torch.tensor([0.0, 1.0])
+    >>> has_exact_flow(Layer(perceptron=saturating_gate(z, 0.2, 0.1, z)))
+    True
+    """
     return _recognise(layer) is not None

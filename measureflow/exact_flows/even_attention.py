@@ -2,13 +2,13 @@ r"""Layers whose heads attend evenly (softmax, B = 0): every token of a measure 
 
     x' = P_x v(t),     v = V E_mu[x] + w
 
-moves each measure by a Möbius map, in homogeneous coordinates x = y / y_0 by a linear one: (y, y_0)' = K(v) (y, y_0) with
+moves each measure by a Möbius map, in homogeneous coordinates x = y / y_0 by a linear one: (y, y_0)' = K(v) (y, y_0),
 K(v) = [[0, v], [v^T, 0]]. So G' = K(v) G on the Lorentz group SO(d, 1), (d + 1)² numbers a measure whatever its size.
 With V = c a a^T the maps are the drifts along a, and one number a measure is left: s' = c E tanh(s + atanh <x, a>).
 
 Both equations are solved by the Gauss method with 8 stages (order 16, by fixed-point iteration). It keeps quadratic
-invariants, so G stays in the group and cross ratios are conserved. No error control is needed: as |x| = 1, solutions are
-analytic in a disc of radius ln 2 / 2 over the norm of (V, w), whatever the tokens are, and the strides are shorter.
+invariants, so G stays in the group and cross ratios are conserved. No error control is needed: as |x| = 1, solutions
+are analytic in a disc of radius ln 2 / 2 over the norm of (V, w), whatever the tokens are, and half a stride is less.
 
 Source: arXiv 2411.04551, Lemmas 3.3 and 3.5; Lipton, Mirollo and Strogatz (2021), "The Kuramoto model on a sphere".
 """

@@ -269,12 +269,12 @@ class _Move(torch.autograd.Function):
     """Gives the move, found without a graph, its first derivatives; a second derivative raises."""
 
     @staticmethod
-    def forward(ctx, u: Tensor, B: Tensor, move: Tensor, by_u: Tensor, by_B: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx, u: Tensor, B: Tensor, move: Tensor, by_u: Tensor, by_B: Tensor) -> Tensor:
         ctx.save_for_backward(by_u, by_B)
         return move.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         by_u, by_B = ctx.saved_tensors
         return grads[0] * by_u, grads[0] * by_B, None, None, None

@@ -101,7 +101,7 @@ def _inner_time(f: _Riccati, rise: Tensor) -> Tensor:
     reached = (near * sign > 0) & (far * sign > 0)
     real = torch.log1p(2 * f.root * rise / torch.where(reached, near, one) * reached) / (2 * f.root)
     turn = torch.atan2(f.root * rise * sign, middle * sign) / f.root
-    branch = torch.where(f.square > 0, torch.where(reached, real, torch.inf), turn)
+    branch = torch.where(f.square < 0, turn, torch.where(reached, real, torch.inf))
     return torch.where(series, nearly_double, branch)
 
 
@@ -126,7 +126,7 @@ def travel_time(ramp: Ramp, move: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
         move: of the sign of the token's rate.
     """
     inner = _inner_time(_riccati(ramp), torch.expm1(move))
-    arrives = inner.isfinite() & (inner > 0)
+    arrives = inner.isfinite() & (inner > 0) & (move != 0)
     inner = torch.where(arrives, inner, torch.zeros_like(inner))
     # Seen from -w, u and the rate change sign: that swaps R and 1/R, A and -A.
     mirror = Ramp(-ramp.u, -ramp.p, -ramp.q, -ramp.A, ramp.B)
@@ -163,25 +163,36 @@ def travel(ramp: Ramp, time: Float[Tensor, " k"], longest: Float[Tensor, " k"]) 
     """Invert `travel_time`: the moves u(time) - u(0), of length at most `longest`.
 
     Newton's method on the time, each step along the Riccati flow (exact beside a rest point) or, where that would run
-    into ±w, along the present rate (exact far from one); where the time that is left does not halve, the bracket does.
+    into ±w, along the present rate (exact far from one). Where neither the time left nor the step shrinks, the bracket
+    is halved.
     """
-    sign = torch.sign(ramp.rate(ramp.u))
-    at, low = torch.zeros_like(time), torch.zeros_like(time)
     fastest = ramp.p.abs() + ramp.q.abs() * torch.hypot(ramp.A, ramp.B)
     # A move of 300 ends at ±w to e^-300 wherever it starts; e^(2 · 300) is still a number.
     high = torch.minimum(longest, fastest * time).clamp(max=300)
-    rounding = 2 * torch.finfo(time.dtype).eps
-    previous = torch.full_like(time, torch.inf)
+    at, low, last_left, last_step = high * 0, high * 0, high * 0 + torch.inf, high * 0 + torch.inf
+    moves, active = torch.zeros_like(time), torch.arange(len(time), device=time.device)
     for _ in range(100):
-        here = Ramp(ramp.u + sign * at, *ramp[1:])
+        sign = torch.sign(ramp.rate(ramp.u))
+        here = ramp._replace(u=ramp.u + sign * at)
         left = time - travel_time(ramp, sign * at)
         low, high = torch.where(left >= 0, at, low), torch.where(left >= 0, high, at)
         newton = sign * here.rate(here.u) * left
-        if bool(((newton.abs() <= rounding * (1 + at)) | (high - low <= rounding * high)).all()):
-            break
-        jump = sign * torch.log(_ratio(_riccati(here), left / (2 * torch.cosh(here.u))))
+        f = _riccati(here)
+        jump = sign * torch.log(_ratio(f, left / (2 * torch.cosh(here.u))))
+        # Short of the rest point, where travel times are only rounding errors.
+        rest = sign * torch.log(1 - f.start / f.lower)
+        jump = torch.where((rest > 0) & (f.square > 0), torch.minimum(jump, 0.9999 * rest), jump)
         step = torch.where((at + jump > low) & (at + jump < high), jump, newton)
-        good = (at + step > low) & (at + step < high) & (left.abs() < previous / 2)
-        at, previous = torch.where(good, at + step, (low + high) / 2), left.abs()
-    last = at + newton.nan_to_num(0.0)
-    return sign * torch.where((last >= low) & (last <= high), last, at)
+        inside = (at + step >= low) & (at + step <= high)
+        # The last step is still taken, and its error is quadratic.
+        moves[active] = sign * torch.where(inside, at + step, at)
+        settled = (inside & (step.abs() <= 1e-13 * (1 + at))) | (high - low <= 1e-15 * (1 + at))
+        if bool(settled.all()):
+            break
+        good = inside & ((left.abs() < 0.9 * last_left) | (step.abs() < 0.5 * last_step))
+        new = torch.where(good, at + step, (low + high) / 2)
+        ramp = ramp.at(~settled)
+        active, time, at, low, high, last_left, last_step = (
+            value[~settled] for value in (active, time, new, low, high, left.abs(), step.abs())
+        )
+    return moves
