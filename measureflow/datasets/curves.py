@@ -41,7 +41,7 @@ def rings(
 
     def ring() -> TokenMeasure:
         start, size = torch.rand(2, pairs, 1, generator=generator, dtype=torch.float64)
-        turn = torch.arange(atoms) / atoms + start
+        turn = torch.arange(atoms, dtype=torch.float64) / atoms + start
         from_centre = (least + (largest - least) * size).expand_as(turn)
         return TokenMeasure(_around(_frames(pairs, d, generator), from_centre, 2 * math.pi * turn))
 
@@ -53,7 +53,8 @@ def spirals(
 ) -> MeasurePairs:
     """Spirals to spirals that are wound the other way: Archimedean, atoms about evenly spaced along the curve.
 
-    By default 8 pairs of 64 atoms on S², two turns out to 0.8 rad from the centre.
+    By default 8 pairs of 64 atoms on S², two turns out to 0.8 rad from the centre; seen from outside, sources unwind
+    counterclockwise and targets clockwise.
 
     Args:
         pairs, atoms: numbers of pairs, and of atoms on each spiral.
@@ -87,10 +88,14 @@ def spirals(
 
 
 def _frames(pairs: int, d: int, generator: torch.Generator) -> Float[Tensor, "pairs 3 d"]:
-    """Centres and two directions across each: three orthonormal rows, uniform."""
+    """Centres and two directions across each: three orthonormal rows, uniform; a rotation where d = 3."""
     q, r = torch.linalg.qr(torch.randn(pairs, d, 3, generator=generator, dtype=torch.float64))
     # Without the signs of R's diagonal the first coordinate of every centre would be negative.
-    return (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT
+    frames = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT
+    if d == 3:
+        # Seen from outside, a turn from the second row to the third is then counterclockwise.
+        frames[:, 2] *= torch.linalg.det(frames).sign().unsqueeze(-1)
+    return frames
 
 
 def _around(

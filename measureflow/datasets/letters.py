@@ -61,9 +61,9 @@ def letters(
 def _fill(sign: str, atoms: int, seed: int) -> Float[Tensor, "n 2"]:
     """Points that fill a sign evenly; centred, longer side from -1 to 1."""
     font = font_manager.get_font(font_manager.findfont(_FONT))
-    outline = TextPath((0, 0), sign, size=1, prop=_FONT) if font.get_char_index(ord(sign)) else None
-    if outline is None or not len(outline.vertices):
+    if sign.isspace() or not font.get_char_index(ord(sign)):
         raise ValueError(f"letters: expected signs that {_FONT.get_name()} draws, got {sign!r}")
+    outline = TextPath((0, 0), sign, size=1, prop=_FONT)
     box = outline.get_extents()
     side = max(box.width, box.height)
     middle = torch.tensor([(box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2], dtype=torch.float64)
