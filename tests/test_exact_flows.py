@@ -109,13 +109,12 @@ def test_semigroup(kind):
 def test_inverse(kind):
     layer = layer_of(kind, 1)
     x, weights = cloud(1, 2)
-    # A gate holds back tokens that would come to rest within e^-24 of its edge: those cannot return, so leave them out.
     y = moved(layer, x, weights)
-    still = layer.velocity(y, weights).norm(dim=-1) < 1e-2
-    lost = still & (layer.velocity(x, weights).norm(dim=-1) > 1e-2)
     error = (moved(layer.inverse(), y, weights) - x).abs().amax(-1)
-    assert lost.double().mean() < 0.5 if kind in GATES else not lost.any()
-    assert error[~lost].max() < 1e-12
+    # Tokens that a gate brings nearly to rest lose what speed they lose: roundings grow by that ratio on the way back.
+    before, after = (layer.velocity(p, weights).norm(dim=-1) for p in (x, y))
+    loss = torch.where(after > 0, before / after, torch.inf).where(before > 0, 1.0)
+    assert (error < 1e-12 if kind not in GATES else error < 1e-13 * (1 + loss)).all()
 
 
 @each_kind

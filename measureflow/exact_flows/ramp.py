@@ -112,7 +112,8 @@ def _ratio(f: _Riccati, inner: Tensor) -> Tensor:
     swing = -torch.expm1(-2 * f.root * inner) / (2 * f.root)
     early = f.start * swing / ((1 + decay) / 2 - f.slope * swing)
     settled = f.start * (1 - decay) / (decay * (f.root + f.slope) - f.lower)
-    angle = f.root * inner
+    # Elsewhere the angles would be huge, and their sines slow.
+    angle = torch.where(f.square < 0, f.root * inner, 0.0)
     arc = torch.sin(angle) / f.root
     turning = f.start * arc / (torch.cos(angle) - f.slope * arc)
     return 1 + torch.where(f.square > 0, torch.where(late, settled, early), turning)
