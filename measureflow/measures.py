@@ -306,6 +306,8 @@ class MeasurePairs:
             wider = torch.promote_types(source.points.dtype, target.points.dtype)
             object.__setattr__(self, "source", source.to(wider))
             object.__setattr__(self, "target", target.to(wider))
+        if isinstance(self.names, str):
+            raise TypeError(f"names: expected {len(source)} texts, got the single text {self.names!r}")
         names = tuple(str(i) for i in range(len(source))) if self.names is None else tuple(self.names)
         if len(names) != len(source):
             raise ValueError(f"names: expected {len(source)}, got {len(names)}")

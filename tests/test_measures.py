@@ -329,6 +329,7 @@ def test_coupling_that_points_nowhere(row, value, message):
         ({"target": TokenMeasure(points(2, 4, 3))}, ValueError, "got 3 sources and 2 targets"),
         ({"target": TokenMeasure(points(3, 4, 4))}, ValueError, "sources in d = 3 and targets in d = 4"),
         ({"target": TokenMeasure(points(3, 4, 3), globe=True)}, ValueError, "source: expected places on the globe"),
+        ({"names": "abc"}, TypeError, "names: expected 3 texts, got the single text 'abc'"),
         ({"names": ["a", "b"]}, ValueError, "names: expected 3, got 2"),
         ({"names": ["a", "b", "a"]}, ValueError, "names: pairs 0 and 2 are both called 'a'"),
         ({"names": ["a", " ", "c"]}, ValueError, "names: expected text, got an empty name for pair 1"),

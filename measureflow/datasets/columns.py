@@ -76,7 +76,9 @@ def choose_columns(names: Sequence[str], file: str) -> list[str]:
 
 def as_floats(values: np.ndarray, kind: np.dtype | None) -> Float[np.ndarray, " rows"]:
     """Numbers in the dtype `kind`; where it is None, float32 stays and whole numbers and others become float64."""
-    return values.astype(kind or (values.dtype if values.dtype in KINDS.values() else np.float64))
+    # What is too large for float32 becomes infinite, and is then named as such.
+    with np.errstate(over="ignore"):
+        return values.astype(kind or (values.dtype if values.dtype in KINDS.values() else np.float64))
 
 
 def to_pairs(columns: Columns, file: str) -> MeasurePairs:

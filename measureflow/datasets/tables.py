@@ -58,7 +58,7 @@ def _csv_columns(file: str, reader: "Reader", kind: np.dtype) -> Columns:
                 text[name] += cells
             else:
                 parts[name].append(_floats(cells, file, name, lines[-len(chunk) :]))
-    numbers = {name: np.concatenate([np.empty(0), *part]).astype(kind) for name, part in parts.items()}
+    numbers = {name: as_floats(np.concatenate([np.empty(0), *part]), kind) for name, part in parts.items()}
     return Columns(text, numbers, lambda row: f"{file}, line {lines[row]}")
 
 
@@ -76,18 +76,22 @@ def _csv_rows(file: str, reader: "Reader") -> Iterator[tuple[int, list[str]]]:
 
 def _floats(cells: Sequence[str], file: str, name: str, lines: Sequence[int]) -> np.ndarray:
     try:
-        return np.fromiter(map(float, cells), np.float64, len(cells))
+        return np.fromiter(map(_number, cells), np.float64, len(cells))
     except ValueError:
-        for line, cell in zip(lines, cells, strict=True):
-            if not _is_float(cell):
-                got = repr(cell) if cell else "an empty cell"
-                raise FileFormatError(f"{file}, line {line}: {name}: expected a number, got {got}") from None
-        raise
+        line, cell = next((line, cell) for line, cell in zip(lines, cells, strict=True) if not _is_number(cell))
+        got = repr(cell) if cell else "an empty cell"
+        raise FileFormatError(f"{file}, line {line}: {name}: expected a number, got {got}") from None
 
 
-def _is_float(cell: str) -> bool:
+def _number(cell: str) -> float:
+    if "_" in cell:
+        raise ValueError("Python would read 1_5 as 15")
+    return float(cell)
+
+
+def _is_number(cell: str) -> bool:
     try:
-        float(cell)
+        _number(cell)
     except ValueError:
         return False
     return True

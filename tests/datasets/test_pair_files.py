@@ -260,6 +260,8 @@ def test_rows_of_weight_zero_are_padding(tmp_path):
     [
         ("a,target,-1,0", "a,target,-1,", ", line 5: x1: expected a number, got an empty cell"),
         ("a,target,-1,0", "a,target,-1,NA", ", line 5: x1: expected a number, got 'NA'"),
+        ("a,target,-1,0", "a,target,-1,0_0", ", line 5: x1: expected a number, got '0_0'"),
+        ("a,target,-1,0", "a,target,-1e400,0", ", line 5: pair 'a', target: x0: expected a finite number, got -inf"),
         ("a,target,-1,0", "a,target,-1,nan", ", line 5: pair 'a', target: x1: expected a finite number, got nan"),
         ("a,target,-1,0", "a,target,-inf,0", ", line 5: pair 'a', target: x0: expected a finite number, got -inf"),
         (
@@ -425,6 +427,12 @@ def test_float32_values_in_a_csv_are_read_as_such_when_asked(tmp_path):
     write_pairs(MeasurePairs(mu, mu), tmp_path / "pairs.csv")
     refuses(tmp_path, (tmp_path / "pairs.csv").read_bytes(), "pass dtype=torch.float32")
     assert torch.equal(read_pairs(tmp_path / "pairs.csv", dtype=F32).source.points, mu.points)
+
+
+@bad_input
+def test_numbers_too_large_for_float32_are_named(tmp_path):
+    text = GOOD.replace("a,target,-1,0", "a,target,-1e300,0")
+    refuses(tmp_path, text, ", line 5: pair 'a', target: x0: expected a finite number, got -inf", dtype=F32)
 
 
 def test_p04_names_are_text_from_first_row_to_last(tmp_path):
