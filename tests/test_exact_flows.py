@@ -33,7 +33,9 @@ def layer_of(kind: str, seed: int) -> Layer:
         "narrow gate": Layer(perceptron=saturating_gate(z, level, 0.01, w)),
         "printed gate": Layer(perceptron=Perceptron(w[:, None], z[None], z.new_tensor([-level]))),
         "self-centred gate": Layer(perceptron=saturating_gate(z, level, 0.3, z)),
-        "many neurons on a line": Layer(perceptron=Perceptron(w[:, None] * many[0], z * many[1][:, None], many[2])),
+        "many neurons on a line": Layer(
+            perceptron=Perceptron(0.3 * w[:, None] * many[0], z * many[1][:, None], many[2])
+        ),
         "rank one": Layer([even_head(1.3 * torch.outer(z, z))]),
         "identity": Layer([even_head(torch.eye(DIM, dtype=torch.float64))]),
         "any V and a drift": Layer([even_head(random), even_head(random.mT @ random)], constant_drift(w)),

@@ -275,6 +275,6 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         by_u, by_B = ctx.saved_tensors
         return grads[0] * by_u, grads[0] * by_B, None, None, None

@@ -116,7 +116,7 @@ def _ratio(f: _Riccati, inner: Tensor) -> Tensor:
     angle = torch.where(f.square < 0, f.root * inner, 0.0)
     arc = torch.sin(angle) / f.root
     turning = f.start * arc / (torch.cos(angle) - f.slope * arc)
-    return 1 + torch.where(f.square > 0, torch.where(late, settled, early), turning)
+    return 1 + torch.where(f.square < 0, turning, torch.where(late, settled, early))
 
 
 def travel_time(ramp: Ramp, move: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
