@@ -108,6 +108,8 @@ def flow_through_gates(
 
     Tokens that no gate sees are returned bit for bit.
     """
+    if not gates:
+        return points
     gates = [gate.to(points) for gate in gates]
     flat = points.reshape(-1, points.shape[-1])
     seen = torch.stack([gate.rate(flat.detach() @ gate.z) != 0 for gate in gates])
