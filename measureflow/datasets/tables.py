@@ -112,8 +112,10 @@ def write_csv(pairs: MeasurePairs, path: Path) -> None:
     columns = from_pairs(pairs)
     # A float32 is written as the float64 of the same value, so that no reader rounds it twice.
     cells = {**columns.text, **{name: values.tolist() for name, values in columns.numbers.items()}}
+    # Before Python 3.13 the csv module leaves a lone carriage return unquoted, which readers take for a line's end.
+    quoting = csv.QUOTE_NONNUMERIC if any("\r" in name for name in pairs.names) else csv.QUOTE_MINIMAL
     with atomic_write(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv.writer(file, lineterminator="\n", quoting=quoting)
         writer.writerow(cells)
         writer.writerows(zip(*cells.values(), strict=True))
 

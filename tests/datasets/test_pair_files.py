@@ -126,7 +126,29 @@ def test_padding_inside_is_left_out_and_the_coupling_follows(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("name", ["NA", "N/A", "null", "nan", "None", "007", "1e3", "true", "-0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\rb",
+        "\na",
+        'a"b',
+        "a,b",
+        "[a]",
+        " a ",
+        "'",
+        "=1",
+        "é",
+        "NA",
+        "N/A",
+        "null",
+        "nan",
+        "None",
+        "007",
+        "1e3",
+        "true",
+        "-0",
+    ],
+)
 def test_p01_text_stays_text(suffix, name, tmp_path):
     mu = TokenMeasure(torch.eye(3, dtype=F64)[None])
     write_pairs(MeasurePairs(mu, mu, [name]), tmp_path / f"a{suffix}")
