@@ -3,6 +3,7 @@
 import math
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -167,10 +168,11 @@ def _check(theta: Transformer, measures: TokenMeasure) -> None:
 def _stored_times(times: int | Sequence[float] | Tensor | None, duration: float) -> list[float]:
     if times is None:
         return [0.0, duration]
-    if isinstance(times, int):
-        if times < 2:
+    if isinstance(times, Integral):
+        last = int(times) - 1
+        if last < 1:
             raise ValueError(f"times: expected at least 2 (start and end), got {times}")
-        return [duration * k / (times - 1) for k in range(times)]
+        return [duration * (k / last) for k in range(last + 1)]
     given = [float(t) for t in times]
     if not given:
         raise ValueError("times: expected at least one, got none")

@@ -136,6 +136,11 @@ def test_closed_gate_leaves_tokens_at_rest(generator):
         assert float((moved[~closed] - points[~closed]).abs().max()) > 0.1
 
 
+def test_a_layer_without_velocity_moves_nothing(mu):
+    still = Perceptron(torch.zeros(3, 2).double(), torch.ones(2, 3).double(), torch.ones(2).double())
+    assert difference(push_forward(Transformer([Layer(perceptron=still)]), mu), mu) < 1e-15
+
+
 def test_globe_is_kept(theta):
     mu = replace(random_measures(n=4, d=3, seed=0), globe=True)
     assert flow(theta, mu, times=2).start.globe
