@@ -168,7 +168,7 @@ def _check(theta: Transformer, measures: TokenMeasure) -> None:
 def _stored_times(times: int | Sequence[float] | Tensor | None, duration: float) -> list[float]:
     if times is None:
         return [0.0, duration]
-    if isinstance(times, Integral):
+    if isinstance(times, int | Integral):
         last = int(times) - 1
         if last < 1:
             raise ValueError(f"times: expected at least 2 (start and end), got {times}")
