@@ -9,7 +9,7 @@ from torch import Tensor
 
 from measureflow.flow import flow, push_forward
 from measureflow.measures import TokenMeasure
-from measureflow.transformer import Layer, Transformer
+from measureflow.transformer import Head, Layer, Transformer
 
 
 @pytest.fixture
@@ -122,3 +122,19 @@ def test_gradients_of_stored_times_add_up(mu):
     last = torch.autograd.grad(flow(theta, mu, times=4, solver="rk4").points[-1].sum(), tensors)
     # The last layer acts after the second stored time only: the earlier times add nothing there but the third does.
     assert float((gradient[0] - last[0]).abs().max()) > 1e-3
+
+
+def test_adjoint_gradients_lose_digits_where_the_flow_contracts():
+    # As the docstring of `flow` warns: the backward solve expands what the clustering has contracted.
+    mu, gaps = random_measures(n=8, d=3, seed=0), []
+    for duration in (4.0, 20.0):
+        found = []
+        for adjoint in (False, True):
+            V = torch.eye(3, dtype=torch.float64).requires_grad_()
+            B = (2 * torch.eye(3, dtype=torch.float64)).requires_grad_()
+            theta = Transformer([Layer([Head(V, B)], duration=duration)])
+            end = push_forward(theta, mu, solver="dopri8", adjoint=adjoint, rtol=1e-8, atol=1e-10)
+            found.append(torch.cat(torch.autograd.grad(end.points[0].sum(), [V, B])))
+        gaps.append(float((found[0] - found[1]).abs().max()))
+    assert gaps[0] < 1e-7
+    assert 1e-6 < gaps[1] < 1e-1
