@@ -31,7 +31,7 @@ def read_npz(path: Path, kind: np.dtype | None = None) -> MeasurePairs:
             arrays = {name: _array(archive, name, path) for name in choose_columns(archive.files, str(path))}
     except FileFormatError:
         raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise FileFormatError(f"{path}: not an NPZ file, or one cut short: {error}") from error
     rows = {name: len(array) for name, array in arrays.items()}
     for name, count in rows.items():

@@ -188,7 +188,8 @@ def _points(columns: Columns) -> tuple[Float[np.ndarray, "rows d"], bool]:
     if not names and on_globe is not None:
         return on_globe.astype(np.result_type(numbers["lon"], numbers["lat"])), True
     points = np.stack([numbers[name] for name in names], axis=1)
-    length = np.linalg.norm(points.astype(np.float64), axis=1)
+    with np.errstate(over="ignore"):
+        length = np.linalg.norm(points.astype(np.float64), axis=1)
     off = np.abs(length - 1) > length_tolerance(torch.from_numpy(points).dtype)
     if off.any():
         row = int(off.argmax())

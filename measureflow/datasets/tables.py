@@ -138,11 +138,13 @@ def read_parquet(path: Path, kind: np.dtype | None = None) -> MeasurePairs:
     """
     pyarrow, parquet = _parquet()
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             wanted = choose_columns(file.schema_arrow.names, str(path))
             table = file.read(columns=wanted)
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+    except FileFormatError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise FileFormatError(f"{path}: not a Parquet file, or one cut short: {reason}") from error
     text, numbers = {}, {}
     for name in wanted:
@@ -161,7 +163,10 @@ def _parquet_text(pyarrow: ModuleType, column: Any, name: str, file: str) -> lis
         return [""] * len(column)
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
         raise FileFormatError(f"{file}: {name}: expected a column of text or whole numbers, got {column.type}")
-    return ["" if value is None else str(value) for value in column.to_pylist()]
+    try:
+        return ["" if value is None else str(value) for value in column.to_pylist()]
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{file}: {name}: the text is not UTF-8") from error
 
 
 def _parquet_numbers(pyarrow: ModuleType, column: Any, name: str, file: str, kind: np.dtype | None) -> np.ndarray:
@@ -183,4 +188,4 @@ def write_parquet(pairs: MeasurePairs, path: Path) -> None:
     pyarrow, parquet = _parquet()
     columns = from_pairs(pairs)
     with atomic_write(path) as partial:
-        parquet.write_table(pyarrow.table({**columns.text, **columns.numbers}), partial)
+        parquet.write_table(pyarrow.table({**columns.text, **columns.numbers}), partial, write_page_checksum=True)

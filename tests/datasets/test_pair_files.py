@@ -630,6 +630,24 @@ def test_damaged_and_foreign_files(suffix, tmp_path):
 
 
 @bad_input
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.integers(0, 10**6), lost=st.integers(0, 4), added=st.binary(max_size=4))
+def test_whatever_stands_in_a_file_it_is_read_or_refused_in_one_line(suffix, tmp_path, where, lost, added):
+    file = tmp_path / f"pairs{suffix}"
+    write_pairs(storms(years=2020, atoms=4), file)
+    content = file.read_bytes()
+    where %= len(content)
+    file.write_bytes(content[:where] + added + content[where + lost :])
+    message = ""
+    try:
+        assert len(read_pairs(file)) >= 1
+    except FileFormatError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+@bad_input
 def test_p40_pickled_objects_in_npz_are_refused_and_never_run(tmp_path):
     class Trap:
         def __reduce__(self):
