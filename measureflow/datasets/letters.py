@@ -3,17 +3,14 @@
 import math
 
 import torch
-from jaxtyping import Bool, Float
-from matplotlib import font_manager
-from matplotlib.path import Path as Outline
-from matplotlib.textpath import TextPath
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from measureflow import sphere
 from measureflow.measures import MeasurePairs, TokenMeasure
 
 # This font comes with matplotlib, so that letters look the same everywhere.
-_FONT = font_manager.FontProperties(family="DejaVu Sans")
+FONT = "DejaVu Sans"
 
 
 def letters(
@@ -60,29 +57,40 @@ def letters(
 
 def _fill(sign: str, atoms: int, seed: int) -> Float[Tensor, "n 2"]:
     """Points that fill a sign evenly; centred, longer side from -1 to 1."""
-    font = font_manager.get_font(font_manager.findfont(_FONT))
-    if sign.isspace() or not font.get_char_index(ord(sign)):
-        raise ValueError(f"letters: expected signs that {_FONT.get_name()} draws, got {sign!r}")
-    outline = TextPath((0, 0), sign, size=1, prop=_FONT)
-    box = outline.get_extents()
-    side = max(box.width, box.height)
-    middle = torch.tensor([(box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2], dtype=torch.float64)
+    start, end = _outline(sign).unbind()
+    least, largest = start.amin(0), start.amax(0)
+    middle, side = (least + largest) / 2, (largest - least).max()
     sobol = torch.quasirandom.SobolEngine(2, scramble=True, seed=seed)
     inside = torch.zeros(0, 2, dtype=torch.float64)
     while len(inside) < atoms:
         square = 2 * sobol.draw(4 * atoms, dtype=torch.float64) - 1
-        inside = torch.cat([inside, square[_contains(outline, middle + square * side / 2)]])
+        inside = torch.cat([inside, square[_winding(middle + square * side / 2, start, end) != 0]])
     return inside[:atoms]
 
 
-def _contains(outline: Outline, points: Float[Tensor, "n 2"]) -> Bool[Tensor, " n"]:
-    """Points inside by winding number: the contour of a hole runs the other way round."""
-    winding = torch.zeros(len(points), dtype=torch.int64)
-    for corners in outline.to_polygons():
-        x, y = torch.as_tensor(corners).T
-        hand = int(torch.sign((x[:-1] * y[1:] - x[1:] * y[:-1]).sum()))
-        winding += hand * torch.from_numpy(Outline(corners).contains_points(points.numpy()))
-    return winding != 0
+def _outline(sign: str) -> Float[Tensor, "2 edges 2"]:
+    """Starts and ends of the edges of a sign's contours."""
+    # Only letters need fonts: matplotlib looks through the machine's for seconds when it is first imported there.
+    from matplotlib import font_manager
+    from matplotlib.textpath import TextPath
+
+    font = font_manager.FontProperties(family=FONT)
+    if sign.isspace() or not font_manager.get_font(font_manager.findfont(font)).get_char_index(ord(sign)):
+        raise ValueError(f"letters: expected signs that {FONT} draws, got {sign!r}")
+    contours = [torch.as_tensor(corners) for corners in TextPath((0, 0), sign, size=1, prop=font).to_polygons()]
+    return torch.stack([torch.cat([c[:-1] for c in contours]), torch.cat([c[1:] for c in contours])])
+
+
+def _winding(
+    points: Float[Tensor, "n 2"], start: Float[Tensor, "edges 2"], end: Float[Tensor, "edges 2"]
+) -> Int[Tensor, " n"]:
+    """How often the contours run around each point: 0 outside and in holes, whose contours run the other way."""
+    edge, offset = end - start, points.unsqueeze(1) - start
+    left = edge[:, 0] * offset[..., 1] - edge[:, 1] * offset[..., 0]
+    y = points[:, 1:]
+    up = (start[:, 1] <= y) & (y < end[:, 1]) & (left > 0)
+    down = (end[:, 1] <= y) & (y < start[:, 1]) & (left < 0)
+    return (up.long() - down.long()).sum(1)
 
 
 def _on_equator(figures: list[Float[Tensor, "n 2"]], size: float) -> TokenMeasure:

@@ -32,7 +32,7 @@ def read_pairs(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -
     - `pair`: the name of the pair, text; rows of a pair may stand anywhere in the file.
     - `side`: source or target.
     - `x0`, `x1`, ..., `x{d-1}`: a unit vector; or `lon`, `lat`: a place on the Earth, in degrees. Where a file has
-      both, x0, x1, x2 are the points and lon, lat must say the same.
+      both, x0, x1, x2 are the points and lon, lat must name the same place to 1e-5 rad (64 m).
     - `weight` (optional): at least 0, with sum 1 over each side of each pair; without it all atoms weigh the same.
     - `match` (optional): any text; a source row belongs to the target row of the same pair with the same text. Several
       source rows may share one target row; target rows without a partner are allowed, source rows are not.
