@@ -1,14 +1,27 @@
 """Files that are either whole or not there, and transformers saved in them."""
 
 import errno
+import json
 import os
 import re
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from measureflow.attention import KERNELS, Kernel, get_kernel
+from measureflow.errors import FileFormatError
+from measureflow.transformer import Head, Layer, Perceptron, Transformer
+
+FORMAT = 1
 
 # What a disk or a folder can refuse; other errors of a writer are its own and pass unchanged.
 _REFUSALS = {
@@ -99,3 +112,154 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def save(theta: Transformer, path: str | os.PathLike[str]) -> None:
+    """Save a transformer: its tensors as safetensors, the rest in a JSON header (`measureflow`).
+
+    A layer that is used twice, or a tensor that stands in several places, is saved once and loaded as one. Fields that
+    a subclass adds are not saved; what a construction has to say stands in its metadata.
+
+    Raises:
+        OSError: the file cannot be written; what was there before is unchanged.
+        TypeError: the metadata are not JSON values, or a kernel is not one of `measureflow.attention.KERNELS`.
+
+    >>> import tempfile, torch
+    >>> from measureflow.transformer import constant_drift
+    >>> file = Path(tempfile.mkdtemp()) / "theta.safetensors"
+    >>> save(Transformer([Layer(perceptron=constant_drift(torch.ones(3)), stage="gather")]), file)
+    >>> load(file).stages
+    {'gather': 1}
+    """
+    tensors: dict[str, Tensor] = {}
+    owners: dict[tuple[object, ...], str] = {}
+    shared: dict[str, str] = {}
+    places: dict[int, int] = {}
+    layers: list[dict[str, Any]] = []
+    for k, layer in enumerate(theta.layers):
+        if (place := places.setdefault(id(layer), k)) < k:
+            layers.append({"repeats": place})
+            continue
+        layers.append(_describe(layer))
+        for part, tensor in layer.tensors():
+            name = f"layers.{k}.{part}"
+            owner = owners.setdefault(_identity(tensor), name)
+            if owner == name:
+                tensors[name] = tensor.detach().cpu().contiguous()
+            else:
+                shared[name] = owner
+    header = {"format": FORMAT, "layers": layers, "shared": shared, "metadata": dict(theta.metadata)}
+    try:
+        text = json.dumps(header, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metadata: expected JSON values (text, finite numbers, lists, mappings): {error}") from error
+    content = safetensors.torch.save(tensors, {"measureflow": text})
+    with atomic_write(path) as partial:
+        partial.write_bytes(content)
+
+
+def load(path: str | os.PathLike[str]) -> Transformer:
+    """Load a transformer that `save` has written, on the CPU, in the dtypes it had. Nothing in the file is run.
+
+    Raises:
+        FileFormatError: the file is truncated, foreign, of a later format, or its parts do not fit together.
+        FileNotFoundError: there is no such file.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path}: expected a saved transformer, got a folder")
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("measureflow")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+    except safetensors.SafetensorError as error:
+        raise FileFormatError(f"{path}: not a safetensors file, or one cut short: {error}") from error
+    if text is None:
+        raise FileFormatError(f"{path}: the tensors in this file are not a transformer saved by measureflow")
+    return _rebuild(_header(text, path), tensors, path)
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    if tensor.numel() == 0:
+        return (id(tensor),)
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _describe(layer: Layer) -> dict[str, Any]:
+    names = {kernel: name for name, kernel in KERNELS.items()}
+
+    def kernel(given: Kernel) -> dict[str, Any]:
+        if type(given) not in names:
+            raise TypeError(f"kernel: only the kernels of measureflow.attention can be saved, got {given!r}")
+        return {"name": names[type(given)], **asdict(given)}
+
+    return {
+        "stage": layer.stage,
+        "duration": float(layer.duration),
+        "heads": [{"kernel": kernel(get_kernel(head.kernel))} for head in layer.heads],
+        "perceptron": None if layer.perceptron is None else {"activation": layer.perceptron.activation},
+    }
+
+
+def _header(text: str, path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    try:
+        header = json.loads(text)
+        version = header["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FileFormatError(f"{path}: the header cannot be read: {error!r}") from error
+    if version != FORMAT:
+        advice = "install a newer measureflow" if isinstance(version, int) and version > FORMAT else "save it again"
+        raise FileFormatError(f"{path}: expected format {FORMAT}, got {version!r}; {advice}")
+    return header
+
+
+def _rebuild(header: Mapping[str, Any], tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Transformer:
+    used: set[str] = set()
+
+    def tensor(name: str) -> Tensor:
+        owner = header["shared"].get(name, name)
+        if owner not in tensors:
+            raise FileFormatError(f"{path}: the tensor {owner!r} is missing")
+        if not tensors[owner].is_floating_point():
+            raise FileFormatError(f"{path}: {owner}: expected floating-point numbers, got {tensors[owner].dtype}")
+        used.add(owner)
+        return tensors[owner]
+
+    layers: list[Layer] = []
+
+    def layer(k: int, given: Mapping[str, Any]) -> Layer:
+        if "repeats" in given:
+            if given["repeats"] not in range(k):
+                raise ValueError(f"repeats: expected an earlier layer, got {given['repeats']!r}")
+            return layers[given["repeats"]]
+        heads = []
+        for i, head in enumerate(given["heads"]):
+            options = dict(head["kernel"])
+            kernel = KERNELS[options.pop("name")](**options)
+            heads.append(Head(tensor(f"layers.{k}.heads.{i}.V"), tensor(f"layers.{k}.heads.{i}.B"), kernel))
+        perceptron = None
+        if given["perceptron"] is not None:
+            W, U, b = (tensor(f"layers.{k}.perceptron.{part}") for part in ("W", "U", "b"))
+            perceptron = Perceptron(W, U, b, given["perceptron"]["activation"])
+        if not isinstance(given["stage"], str):
+            raise TypeError(f"stage: expected text, got {given['stage']!r}")
+        return Layer(heads, perceptron, given["duration"], given["stage"])
+
+    place = "the header"
+    try:
+        for k, given in enumerate(header["layers"]):
+            place = f"layer {k}"
+            layers.append(layer(k, given))
+        place = "the header"
+        if not isinstance(header["metadata"], dict):
+            raise TypeError(f"metadata: expected a mapping, got {header['metadata']!r}")
+        theta = Transformer(layers, header["metadata"])
+    except FileFormatError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error} is missing or unknown" if isinstance(error, KeyError) else str(error)
+        raise FileFormatError(f"{path}: {place}: {what}") from error
+    if foreign := sorted(set(tensors) - used):
+        raise FileFormatError(f"{path}: the tensor {foreign[0]!r} belongs to no layer")
+    return theta
