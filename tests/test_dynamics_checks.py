@@ -12,6 +12,7 @@ from scipy.special import iv, ive
 
 from measureflow import sphere
 from measureflow.attention import attend
+from measureflow.attention.kernels import Sinkhorn
 from measureflow.flow import flow, push_forward
 from measureflow.measures import TokenMeasure
 from measureflow.transformer import Head, Layer, Transformer
@@ -206,8 +207,6 @@ def test_mean_along_an_axis_never_changes_sign():
 
 
 def test_one_sinkhorn_iteration_is_the_softmax_flow():
-    from measureflow.attention import Sinkhorn
-
     mu = random_measures(2, n=6, d=3, seed=5)
     ends = [push_forward(attention_flow(3, 2.0, 1.0, kernel), mu) for kernel in ("softmax", Sinkhorn(iterations=1))]
     assert torch.allclose(ends[0].points, ends[1].points, atol=1e-8)
