@@ -104,6 +104,19 @@ def saturating_gate(z: Float[Tensor, " d"], threshold: float, width: float, drif
     return Perceptron(W, torch.stack([z, z]), z.new_tensor([-threshold, -threshold - width]))
 
 
+def merge(perceptrons: Sequence[Perceptron]) -> Perceptron:
+    """One perceptron whose neurons are those of all the given ones: the sum of their velocities.
+
+    Raises:
+        ValueError: none is given, or activations differ.
+    """
+    kinds = sorted({p.activation for p in perceptrons})
+    if len(kinds) != 1:
+        raise ValueError(f"expected perceptrons of one activation, got {kinds}")
+    W = torch.cat([p.W for p in perceptrons], dim=1)
+    return Perceptron(W, torch.cat([p.U for p in perceptrons]), torch.cat([p.b for p in perceptrons]), kinds[0])
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """Heads and a perceptron held constant for a duration.
