@@ -1,0 +1,1 @@
+"""Figures and movies of measures on the sphere."""
