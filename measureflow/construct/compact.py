@@ -17,18 +17,24 @@ from measureflow import sphere
 from measureflow.construct.assign import assign, nearest_other, rows
 from measureflow.construct.disentangle import Caps, advance, caps, disentangle, resize, shrink, smallest_gap
 from measureflow.construct.match import match
-from measureflow.construct.problem import Problem, on_first
-from measureflow.construct.route import Leg, leg_layers, route
+from measureflow.construct.problem import Problem
+from measureflow.construct.route import Leg, leg_layers, route, spread_points
 from measureflow.errors import NotSeparatedError
 from measureflow.transformer import Layer, merge, saturating_gate
 
 RATIOS = (0.05, 0.0125, 0.003)
-"""Cap radius over gap, tried in turn: smaller caps leave more room to route, and cost accuracy on the way back."""
+"""Cap radius over gap while caps are routed, tried in turn: smaller caps leave more room, and cost accuracy."""
+
+MATCH_RATIO = 0.2
+"""Cap radius over gap while atoms are matched: as large as the neurons' caps allow, for accuracy."""
+
+SPACIOUS = 0.5
+"""A gap (as a share of what evenly spread centres would have) that is enough for matching where the targets are."""
 
 DIRAC_SIZE = 0.02
 """Radius, as a share of the gap, to which a cap that becomes a single atom is brought before it is merged."""
 
-SPREAD = 0.1
+SPREAD = 0.2
 """Atoms that share a goal are matched to places around it, this share of the way to the nearest other goal."""
 
 MERGED = 1e-12
@@ -43,22 +49,38 @@ def build(problem: Problem, *, seed: int, on_stage: Callable[[str], None]) -> tu
         NotConvergedError: matching stops short.
     """
     on_stage("disentangle")
-    target = problem.target
     source_start = disentangle(problem.points, problem.weights, seed=seed)
-    target_start = disentangle(on_first(target), target.weights, seed=seed + 1)
+    target_start = disentangle(problem.goals, problem.goal_weights, seed=seed + 1)
     failure: NotSeparatedError | None = None
     for ratio in RATIOS:
-        goal = shrink(target_start, target.weights, ratio=ratio, gap=math.inf)
-        places, room = _places(problem.which, goal)
-        source = shrink(source_start, problem.weights, ratio=ratio, gap=room)
-        on_stage("route")
         try:
+            goal = shrink(target_start, problem.goal_weights, ratio=ratio, gap=math.inf)
+            on_stage("route")
+            goal = _give_room(goal, problem.goal_weights, ratio, seed)
+            places, room = _places(problem.which, goal)
+            source = shrink(source_start, problem.weights, ratio=ratio, gap=room)
             legs = route(source.centres, source.radii, places, seed=seed)
         except NotSeparatedError as error:
             failure = error
             continue
         return _carry(problem, source, goal, places, room, legs, seed, on_stage)
     raise failure or NotSeparatedError("no ratio of cap radius to gap left room to route")
+
+
+def _give_room(goal: Caps, weights: Float[Tensor, "U m"], ratio: float, seed: int) -> Caps:
+    """Bring the target caps to a size at which matching is accurate, after moving them apart if they are crowded.
+
+    What is matched in a cap of radius r is off by rounding over r in the end. Crowded targets, whose caps are small,
+    are routed to stations spread over the sphere first; restoring them undoes that too.
+    """
+    layers = list(goal.layers)
+    stations = spread_points(len(goal.centres), goal.centres, seed)
+    if goal.gap < SPACIOUS * smallest_gap(stations):
+        for leg in route(goal.centres, goal.radii, stations, seed=seed):
+            layers += leg_layers(leg)[0]
+        goal = caps(layers, advance(layers[len(goal.layers) :], goal.points, weights), weights)
+    layers += resize(goal, torch.full_like(goal.radii, MATCH_RATIO * goal.gap), goal.gap, "disentangle")
+    return caps(layers, advance(layers[len(goal.layers) :], goal.points, weights), weights)
 
 
 def _places(which: Int[Tensor, " N"], goal: Caps) -> tuple[Float[Tensor, "N d"], float]:
@@ -94,7 +116,7 @@ def _carry(
     on_stage("match")
     # A cap that becomes one atom has no shape to reach: it is brought to a small size and merged there.
     radii = goal.radii[problem.which]
-    radii = torch.where(radii > 0, radii, DIRAC_SIZE * room).clamp(max=0.2 * room)
+    radii = torch.where(radii > 0, radii, DIRAC_SIZE * room).clamp(max=MATCH_RATIO * room)
     resizing = resize(caps((), points, weights), radii, room, "resize")
     points = advance(resizing, points, weights)
 
@@ -165,6 +187,6 @@ def _spread(cap: _CapAtoms, goal: Caps) -> tuple[Float[Tensor, "U k d"], list[La
             around = min(SPREAD * clear, reach)
             places[u, at] = sphere.exp(centre.expand_as(here), offset * (around / reach))
             time = max(1.0, math.log(around / MERGED) + stretch)
-            outer, inner = math.cos(0.4 * clear), math.cos(1.5 * around)
+            outer, inner = math.cos(0.6 * clear), math.cos(max(0.3 * clear, 1.5 * around))
             gates.append(saturating_gate(centre, outer, inner - outer, time * centre))
     return places, [Layer((), merge(gates), 1.0, "merge")] if gates else []

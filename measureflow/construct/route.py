@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from measureflow import sphere
@@ -218,3 +219,23 @@ def _make_way(
         if float(score[pick]) > 2 * need:
             return Leg(mover, now[mover].clone(), tries[pick], gamma[pick], min(float(first[pick]), 0.5))
     return None
+
+
+def spread_points(count: int, near: Float[Tensor, "N d"], seed: int) -> Float[Tensor, "N d"]:
+    """As many points as there are centres, spread over the sphere, each given to a centre so that ways are short."""
+    generator = torch.Generator(device=near.device).manual_seed(seed)
+    points = sphere.uniform(count, near.shape[-1], generator=generator, dtype=near.dtype)
+    # Repulsion, enough steps for an even spread, not for an optimum. Points are also kept off each other's antipodes:
+    # every great circle to y passes -y, so that a cap waiting there would leave no clearance.
+    for step in range(200):
+        force = _push(points, points) + 0.3 * _push(points, -points)
+        force = sphere.tangent(points, force)
+        size = torch.linalg.vector_norm(force, dim=-1, keepdim=True).clamp(min=1e-12)
+        points = sphere.project(points + 0.3 * 0.98**step * count ** (-1 / (near.shape[-1] - 1)) * force / size)
+    cost = sphere.pairwise_distance(near, points).square()
+    return points[torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(near.device)]
+
+
+def _push(points: Float[Tensor, "N d"], others: Float[Tensor, "N d"]) -> Float[Tensor, "N d"]:
+    apart = points.unsqueeze(1) - others
+    return (apart / apart.square().sum(-1, keepdim=True).clamp(min=1e-12) ** 1.5).sum(1)
