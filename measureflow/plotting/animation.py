@@ -5,12 +5,12 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy import ndarray
@@ -19,10 +19,11 @@ from measureflow import sphere
 from measureflow.files import atomic_write
 from measureflow.measures import TokenMeasure
 from measureflow.plotting.globe import add_ball, add_targets, add_tokens, move_tokens, move_trails, turn_ball
+from measureflow.plotting.labels import MARGIN, SMALL, header, label_marks, write
 from measureflow.plotting.movie_files import WRITERS, Frame, check_movie_file
 from measureflow.plotting.projections import camera, facing
 from measureflow.plotting.scene import Scene, chart_of, scene_of
-from measureflow.plotting.style import FAINT, INK, QUIET, label_pairs, page, pair_colours, write
+from measureflow.plotting.style import FAINT, INK, QUIET, new_figure, page, pair_colours
 from measureflow.plotting.tokens import dot_areas, mixed_order
 from measureflow.progress import progress_over
 from measureflow.trajectory import Trajectory
@@ -175,14 +176,16 @@ def _painter(
     width, height = size
     # The page is 7.2 inches wide or high, whichever is less, so that letters and dots grow with the movie.
     dpi = min(size) / 7.2
-    figure = Figure(((width + 0.01) / dpi, (height + 0.01) / dpi), dpi=dpi, facecolor="white")
-    canvas = FigureCanvasAgg(figure)
+    figure = new_figure((width + 0.01) / dpi, (height + 0.01) / dpi, dpi)
+    canvas: Any = figure.canvas
     chart, note = chart_of(scene)
     colours = pair_colours(scene.places.shape[1])
-    top = _header(figure, scene, colours, title)
+    head = header(figure, scene.names, colours, title)
+    if scene.targets is not None:
+        label_marks(figure, ["target"], MARGIN, 0.82)
     show_time = _footer(figure, path, times, note)
-    figure_height = figure.get_figheight()
-    axes = figure.add_axes((0.0, 0.75 / figure_height, 1.0, (top - 0.85) / figure_height))
+    figure_height, foot = figure.get_figheight(), 0.75
+    axes = figure.add_axes((0.0, foot / figure_height, 1.0, 1 - (head + foot) / figure_height))
     flat = scene.dim == 2
 
     order = mixed_order(scene.weights)
@@ -235,40 +238,31 @@ def _all_places(scene: Scene, chart: ndarray) -> tuple[ndarray, ndarray]:
     return points, np.broadcast_to(scene.weights, points.shape[:-1])
 
 
-def _header(figure: Figure, scene: Scene, colours: Sequence[str], title: str | None) -> float:
-    """Title and names; the height (inches) below which the picture may begin."""
-    top = figure.get_figheight() - 0.28
-    if title:
-        write(figure, 0.3, top, title, inches=True, size=15, va="top", weight="bold")
-        top -= 0.42
-    if scene.names:
-        top -= label_pairs(figure, scene.names, colours, 0.3, top, size=12)
-    return top
-
-
 def _footer(figure: Figure, path: Trajectory, times: list[float], note: str) -> Callable[[int], None]:
     """Stage, time, and a line of the movie's length in pieces, one a stage, that fills as it plays."""
-    left, right = 0.3, figure.get_figwidth() - 0.3
-    stage = write(figure, left, 0.42, "", inches=True, size=13, weight="bold", va="bottom")
-    clock = write(figure, right, 0.42, "", inches=True, size=13, va="bottom", ha="right", color=QUIET)
+    left, right = MARGIN, figure.get_figwidth() - MARGIN
+    stage = write(figure, left, 0.42, "", size=13, weight="bold", va="bottom")
+    clock = write(figure, right, 0.42, "", size=13, va="bottom", ha="right", color=QUIET)
     if note:
-        write(figure, right, 0.72, note, inches=True, size=9, va="bottom", ha="right", color=QUIET)
+        write(figure, right, 0.82, note, size=SMALL, va="center_baseline", ha="right", color=QUIET)
     stages = [path.stage_at(t) for t in times]
     switches = [0, *(i for i in range(1, len(times)) if stages[i] != stages[i - 1]), len(times)]
     unit, gap = (right - left) / len(times), 0.03
     line = {"transform": figure.dpi_scale_trans, "linewidth": 3.0, "solid_capstyle": "butt"}
-    spans = [(left + a * unit, left + b * unit - gap) for a, b in zip(switches[:-1], switches[1:], strict=True)]
+    spans = [(left + a * unit, left + b * unit - gap) for a, b in pairwise(switches)]
     for begin, end in spans:
         figure.add_artist(Line2D([begin, end], [0.28, 0.28], color=FAINT, **line))
-    filled = [figure.add_artist(Line2D([], [], color=INK, **line)) for _ in spans]
+    filled = [Line2D([], [], color=INK, **line) for _ in spans]
+    for bar in filled:
+        figure.add_artist(bar)
     digits = max(0, 2 - math.floor(math.log10(times[-1]))) if times[-1] > 0 else 0
 
     def show(i: int) -> None:
         current = bisect_right(switches, i) - 1
         for k, ((begin, end), bar) in enumerate(zip(spans, filled, strict=True)):
             upto = end if k < current else min(end, left + (i + 1) * unit)
-            bar.set_data(*(([begin, upto], [0.28, 0.28]) if k <= current and upto > begin else ([], [])))  # type: ignore[attr-defined]
-        stage.set_text(stages[i])  # type: ignore[attr-defined]
-        clock.set_text(f"t = {times[i]:.{digits}f}")  # type: ignore[attr-defined]
+            bar.set_data(*(([begin, upto], [0.28, 0.28]) if k <= current and upto > begin else ([], [])))
+        stage.set_text(stages[i])
+        clock.set_text(f"t = {times[i]:.{digits}f}")
 
     return show

@@ -87,7 +87,7 @@ def land_on_map() -> Path:
         if abs(turn) > 180:  # Antarctica: around the pole and back along the lower edge
             ring = np.concatenate([ring, [[ring[-1, 0], -90.0], [ring[0, 0], -90.0]], ring[:1]])
         for shift in (-360.0, 0.0, 360.0):
-            moved = ring + [shift, 0.0]
+            moved = ring + np.array([shift, 0.0])
             if moved[:, 0].min() < 180 and moved[:, 0].max() > -180:
                 shapes.append(Path(moved, closed=True))
     return Path.make_compound_path(*shapes)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float
@@ -120,17 +121,17 @@ def move_trails(tokens: Tokens, seen: Sequence[Float[ndarray, "m T 3"]]) -> None
         near, far = split_at_horizon(paths)
         steps = near.shape[1] - 1
         ends = [steps - round(steps * share) for share in np.linspace(0, 1, len(TAIL) + 1)]
-        for part, (end, begin) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        for part, (end, begin) in enumerate(pairwise(ends)):
             tokens.near_trails[pair][part].set_data(*_broken(near[:, begin : end + 1]))
             if tokens.far_trails:
                 tokens.far_trails[pair][part].set_data(*_broken(far[:, begin : end + 1]))
 
 
 def _dots(axes: Axes, look: dict[str, object], areas: ndarray, globe: bool, zorder: float) -> Tokens:
-    nowhere = np.full((len(areas), 2), np.nan)
+    nowhere = np.zeros((len(areas), 2))
 
     def scatter(**options: object) -> PathCollection:
-        return axes.scatter(*nowhere.T, s=areas, plotnonfinite=True, **look, **options)  # type: ignore[arg-type]
+        return axes.scatter(*nowhere.T, s=areas, **look, **options)  # type: ignore[arg-type]
 
     return Tokens(scatter(zorder=zorder), None if globe else scatter(zorder=2, alpha=FADED), [], [])
 

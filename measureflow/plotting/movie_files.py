@@ -61,7 +61,9 @@ def write_gif(file: Path, frames: Iterator[Frame], fps: float, samples: Sequence
     for i, sample in enumerate(samples):
         board.paste(Image.fromarray(sample), (0, i * height))
     palette = board.quantize(255, Image.Quantize.MEDIANCUT)
-    images = _timed((Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames), fps)
+    images = _timed(
+        (Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames), fps
+    )
     next(images).save(file, format="GIF", save_all=True, append_images=images, loop=0, optimize=False)
 
 

@@ -3,6 +3,8 @@
 Everything here is numpy on arrays of float64: what is drawn has no gradient.
 """
 
+from itertools import pairwise
+
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
@@ -25,17 +27,15 @@ def camera(lon: float, lat: float) -> Float[ndarray, "3 3"]:
 
 
 def facing(points: Float[ndarray, "*batch 3"], weights: Float[ndarray, "*batch"]) -> tuple[float, float]:
-    """Longitude and latitude (degrees) from which most of the points are in front: those of their mean.
+    """Longitude and latitude (degrees) to look from: the longitude of the mean of the points, and their mean latitude.
 
-    Points whose mean is near the centre look alike from all sides: they are seen from (0, 20). Latitudes are held
-    within 55 degrees so that north stays recognisable.
+    Points whose mean is near the axis are seen from longitude 0. Latitudes are held within 50 degrees, so that north
+    stays recognisable.
     """
-    mean = (weights[..., None] * points).reshape(-1, 3).sum(0) / weights.sum()
-    if np.linalg.norm(mean) < 0.05:
-        return 0.0, 20.0
-    lon = np.degrees(np.arctan2(mean[1], mean[0]))
-    lat = np.degrees(np.arctan2(mean[2], np.hypot(mean[0], mean[1])))
-    return float(lon), float(np.clip(lat, -55, 55))
+    x, y, z = np.moveaxis(points, -1, 0)
+    mean = [float((weights * part).sum() / weights.sum()) for part in (x, y, np.arctan2(z, np.hypot(x, y)))]
+    lon = np.degrees(np.arctan2(mean[1], mean[0])) if np.hypot(mean[0], mean[1]) > 0.02 else 0.0
+    return float(lon), float(np.clip(np.degrees(mean[2]), -50, 50))
 
 
 def split_at_horizon(
@@ -131,7 +131,7 @@ def map_pieces(lonlat: Float[ndarray, "T 2"]) -> list[Float[ndarray, "_ 2"]]:
     [[[170.0, 0.0], [180.0, 5.0]], [[-180.0, 5.0], [-170.0, 10.0]]]
     """
     pieces, current = [], [lonlat[0]]
-    for begin, end in zip(lonlat[:-1], lonlat[1:], strict=True):
+    for begin, end in pairwise(lonlat):
         jump = end[0] - begin[0]
         if abs(jump) > 180:
             edge = 180.0 if jump < 0 else -180.0
