@@ -188,6 +188,19 @@ class Layer:
                 yield f"perceptron.{name}", getattr(self.perceptron, name)
 
 
+def balanced(layer: Layer) -> Layer:
+    """The same layer with each relu neuron scaled so that its ingoing and outgoing weights are of one size, which
+    makes the norm of the parameters least: relu(c s) = c relu(s) for c > 0."""
+    p = layer.perceptron
+    if p is None or p.activation != "relu":
+        return layer
+    inward = torch.sqrt(p.U.square().sum(-1) + p.b.square())
+    outward = torch.linalg.vector_norm(p.W, dim=0)
+    live = (inward > 0) & (outward > 0)
+    c = torch.where(live, torch.sqrt(outward / torch.where(live, inward, 1.0)), 1.0)
+    return replace(layer, perceptron=replace(p, W=p.W / c, U=p.U * c.unsqueeze(-1), b=p.b * c))
+
+
 @dataclass(frozen=True, eq=False)
 class Transformer:
     """A sequence of layers.

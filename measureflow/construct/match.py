@@ -217,8 +217,9 @@ def _growth(rims: Rims, W: Float[Tensor, "N m d"], points: Points, time: float) 
     pairs = (rims.U.unsqueeze(-1) * W.unsqueeze(-2)).flatten(-2)
     D = (on @ pairs).reshape(N, n, d, d).mT
     D = D - points.unsqueeze(-1) * (points.unsqueeze(-2) @ D)
-    size = torch.linalg.matrix_norm(D, 2)
-    return torch.where(size * time < 50, torch.linalg.matrix_norm(torch.matrix_exp(time * D), 2), torch.inf).amax(-1)
+    wild = ~(time * torch.linalg.matrix_norm(D) < 50)
+    stretch = torch.matrix_exp(torch.where(wild[..., None, None], 0.0, time * D))
+    return torch.where(wild, torch.inf, torch.linalg.matrix_norm(stretch, 2)).amax(-1)
 
 
 @dataclass(frozen=True)
