@@ -17,15 +17,19 @@ if "--typecheck" in sys.argv:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--typecheck", action="store_true", help="check shapes and types of every call")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--only-slow", action="store_true", help="run the tests marked slow and no others")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = []
-    if not config.getoption("--slow"):
-        left_out.append("slow")
-    if config.getoption("--typecheck"):
-        left_out.append("bad_input")
-    gone = [item for item in items if any(item.get_closest_marker(mark) for mark in left_out)]
+    only_slow = config.getoption("--only-slow")
+
+    def left_out(item: pytest.Item) -> bool:
+        slow = item.get_closest_marker("slow") is not None
+        if slow != only_slow and not (slow and config.getoption("--slow")):
+            return True
+        return config.getoption("--typecheck") and item.get_closest_marker("bad_input") is not None
+
+    gone = [item for item in items if left_out(item)]
     if gone:
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in gone]
