@@ -1,5 +1,7 @@
 """What only this field can go wrong with; everything else is a ValueError or a TypeError."""
 
+from torch import Tensor
+
 
 class MeasureflowError(Exception):
     """Base of the errors that are about measures and transformers, not about arguments."""
@@ -27,3 +29,18 @@ class FileFormatError(MeasureflowError, ValueError):
 
 class MissingExtraError(MeasureflowError, ImportError):
     """An optional dependency is needed; the command that installs it is named."""
+
+
+def first_row(mask: Tensor) -> str:
+    """Name the first True entry of a (*batch, n) mask, for an error: `measure 2, row 5`.
+
+    >>> import torch
+    >>> first_row(torch.tensor([False, True])), first_row(torch.tensor(True))
+    ('row 1', 'the only row')
+    """
+    place = [int(i) for i in mask.nonzero()[0]]
+    if not place:
+        return "the only row"
+    *batch, row = place
+    parts = [f"measure {', '.join(map(str, batch))}"] if batch else []
+    return ", ".join([*parts, f"row {row}"])

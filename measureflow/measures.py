@@ -7,12 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
-def _where(mask: Tensor) -> str:
-    """Name the first True entry of a (*batch, n) mask: `measure 2, row 5`."""
-    *batch, row = [int(i) for i in mask.nonzero()[0]]
-    parts = [f"measure {', '.join(map(str, batch))}"] if batch else []
-    return ", ".join([*parts, f"row {row}"])
+from measureflow.errors import first_row
 
 
 def _to_floats(given: object) -> str:
@@ -236,7 +231,7 @@ def _short(dtype: torch.dtype) -> str:
 def _check_weights(weights: Tensor) -> None:
     bad = ~(weights.isfinite() & (weights >= 0))
     if bool(bad.any()):
-        raise ValueError(f"{_where(bad)}: expected a weight of at least 0, got {float(weights[bad][0])}")
+        raise ValueError(f"{first_row(bad)}: expected a weight of at least 0, got {float(weights[bad][0])}")
     total = weights.double().sum(-1)
     off = (total - 1).abs() > sum_tolerance((weights > 0).sum(-1), weights.dtype)
     if bool(off.any()):
@@ -253,7 +248,7 @@ def _check_points(points: Tensor) -> None:
     if bool(bad.any()):
         got = float(length[bad][0])
         what = f"a length of {got:.9g}" if got == got else "a coordinate that is not a number"
-        raise ValueError(f"{_where(bad)}: expected a unit vector, got {what}; measureflow.sphere.project scales to 1")
+        raise ValueError(f"{first_row(bad)}: expected a unit vector, got {what}; measureflow.sphere.project scales it")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,16 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from measureflow.errors import first_row
+
 EARTH_RADIUS_KM = 6371.0
-
-
-def _row(index: Tensor) -> str:
-    """Name the first True entry of a mask: `row 3` or, in a batch, `measure 2, row 3`."""
-    place = [int(i) for i in index.nonzero()[0]]
-    if not place:
-        return "the only row"
-    names = f"row {place[-1]}"
-    return f"measure {', '.join(map(str, place[:-1]))}, {names}" if len(place) > 1 else names
 
 
 def project(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
@@ -37,7 +30,7 @@ def project(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     scale = x.detach().abs().amax(-1, keepdim=True)
     bad = ~((scale > 0) & scale.isfinite())[..., 0]
     if bool(bad.any()):
-        raise ValueError(f"{_row(bad)}: expected a finite vector other than zero, got {x[bad][0].tolist()}")
+        raise ValueError(f"{first_row(bad)}: expected a finite vector other than zero, got {x[bad][0].tolist()}")
     # Dividing by the largest entry first keeps the square of a length in range from 1e-300 to 1e300.
     x = x / scale
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -68,9 +61,7 @@ def distance(x: Float[Tensor, "*#batch d"], y: Float[Tensor, "*#batch d"]) -> Fl
     return _angle(torch.linalg.vector_norm(x - y, dim=-1), torch.linalg.vector_norm(x + y, dim=-1))
 
 
-def pairwise_distance(
-    x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"]
-) -> Float[Tensor, "*batch n m"]:
+def pairwise_distance(x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"]) -> Float[Tensor, "*batch n m"]:
     """Geodesic distances (radians) between all rows of `x` and all rows of `y`; exactly 0 between equal rows.
 
     >>> pairwise_distance(torch.eye(2), torch.eye(2))
@@ -113,7 +104,7 @@ def log(x: Float[Tensor, "*#batch d"], y: Float[Tensor, "*#batch d"]) -> Float[T
     antichord = torch.linalg.vector_norm(x + y, dim=-1)
     bad = antichord.detach() < 8 * torch.finfo(antichord.dtype).eps
     if bool(bad.any()):
-        raise ValueError(f"{_row(bad)}: the points are antipodal, so no shortest path between them is unique")
+        raise ValueError(f"{first_row(bad)}: the points are antipodal, so no shortest path between them is unique")
     chord = torch.linalg.vector_norm(x - y, dim=-1)
     u = tangent(x.expand_as(x + y), y - x)
     # sin(angle) = |x - y| |x + y| / 2, without the cancellation of the tangent part near π.
@@ -241,9 +232,7 @@ def von_mises_fisher(
     return project((1 - gap).unsqueeze(-1) * mean + sine.unsqueeze(-1) * across)
 
 
-def from_lonlat(
-    lon: Float[Tensor, "*batch"], lat: Float[Tensor, "*batch"]
-) -> Float[Tensor, "*batch 3"]:
+def from_lonlat(lon: Float[Tensor, "*batch"], lat: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 3"]:
     """Points of S² from longitude and latitude in degrees (latitude in [-90, 90], longitude of any turn).
 
     Raises:
@@ -255,7 +244,9 @@ def from_lonlat(
     bad = ~((lat.abs() <= 90) & lon.isfinite())
     if bool(bad.any()):
         at = (float(lon[bad][0]), float(lat[bad][0]))
-        raise ValueError(f"{_row(bad)}: expected latitude in [-90, 90] and a finite longitude, got lon, lat = {at}")
+        raise ValueError(
+            f"{first_row(bad)}: expected latitude in [-90, 90] and a finite longitude, got lon, lat = {at}"
+        )
     lam, phi = torch.deg2rad(lon), torch.deg2rad(lat)
     return torch.stack([torch.cos(phi) * torch.cos(lam), torch.cos(phi) * torch.sin(lam), torch.sin(phi)], dim=-1)
 
@@ -306,7 +297,7 @@ def lower_stereographic(x: Float[Tensor, "*batch d"], scale: float) -> Float[Ten
     square = across.square().sum(-1, keepdim=True)
     bad = ((square == 0) & (last > 0))[..., 0]
     if bool(bad.any()):
-        raise ValueError(f"{_row(bad)}: the pole of the projection has no flat image")
+        raise ValueError(f"{first_row(bad)}: the pole of the projection has no flat image")
     # 1 - last = |across|² / (1 + last): no cancellation near the pole of the projection.
     below = torch.where(last > 0, square / (1 + last.clamp(min=0)), 1 - last)
     return scale * across / below
@@ -339,5 +330,5 @@ def lower_append(x: Float[Tensor, "*batch d"], constant: float) -> Float[Tensor,
     """
     bad = ~(x[..., -1] > 0)
     if bool(bad.any()):
-        raise ValueError(f"{_row(bad)}: expected a last coordinate above 0, got {float(x[bad][0, -1]):.6g}")
+        raise ValueError(f"{first_row(bad)}: expected a last coordinate above 0, got {float(x[bad][0, -1]):.6g}")
     return constant * x[..., :-1] / x[..., -1:]
