@@ -68,7 +68,7 @@ def animate(
         turn: degrees by which the camera moves eastward around the ball in all.
         trail: seconds of the movie that a trail shows; 0 draws none.
         view: longitude and latitude (degrees) of the middle of the page, half-way through the movie; None faces the
-            mean of all tokens.
+            mean of start and end.
         title: one line above the picture.
         progress: show a bar when it takes more than a second.
 
@@ -199,7 +199,7 @@ def _painter(
         ends = scene.targets @ chart.T
         areas = 1.6 * dot_areas(scene.target_weights, ring_order)
         rings = add_targets(axes, [colours[i] for i in ring_order[0]], areas, globe=scene.globe)
-    middle = view or facing(*_all_places(scene, chart))
+    middle = view or facing(scene.places[[0, -1]] @ chart.T, scene.weights)
     recent: deque[tuple[int, ndarray]] = deque(maxlen=trail + 1)
 
     def places(i: int) -> Float[ndarray, "N n 3"]:
@@ -231,11 +231,6 @@ def _painter(
         return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
 
     return draw
-
-
-def _all_places(scene: Scene, chart: ndarray) -> tuple[ndarray, ndarray]:
-    points = scene.places @ chart.T
-    return points, np.broadcast_to(scene.weights, points.shape[:-1])
 
 
 def _footer(figure: Figure, path: Trajectory, times: list[float], note: str) -> Callable[[int], None]:

@@ -83,7 +83,7 @@ def draw_map(
         areas = 0.7 * dot_areas(scene.weights, order)
         by_pair = [colours[i] for i in order[0]]
         lonlat = to_lonlat(scene.places)
-        marks = ["token"]
+        marks = ["token" if scene.targets is None else "source"]
         if len(lonlat) > 1:
             marks = ["start", "end"]
             for pair, colour in enumerate(colours):

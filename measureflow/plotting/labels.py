@@ -78,11 +78,11 @@ def _ramp(figure: Figure, names: Sequence[str], colours: Sequence[str], down: fl
 def label_marks(figure: Figure, marks: Sequence[str], x: float, y: float) -> float:
     """Explain the marks that a picture uses, from (x, y) on (see `from_edge`); give their width in inches.
 
-    A small dot is a start, a dot an end or a token, a ring a target.
+    A small dot is a start, a dot an end, a token or a source, a ring a target.
     """
     begin = x
     for mark in marks:
-        size = {"start": 3.0, "end": 5.5, "token": 5.5, "target": 6.5}[mark]
+        size = {"start": 3.0, "end": 5.5, "token": 5.5, "source": 5.5, "target": 6.5}[mark]
         ring = {"markerfacecolor": "none", "markeredgewidth": 1.1} if mark == "target" else {}
         _dot(figure, x + 0.06, y, color=QUIET, markersize=size, **ring)
         text = write(figure, x + 0.17, y, mark, size=SMALL, va="center_baseline", color=QUIET)

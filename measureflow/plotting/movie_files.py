@@ -8,11 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from jaxtyping import UInt8
 from numpy import ndarray
 from PIL import Image
 
 from measureflow.errors import MissingExtraError
+
+FLAT = 8  # colours of a gif that are kept exactly
 
 Frame = UInt8[ndarray, "height width 3"]
 
@@ -56,15 +59,21 @@ def write_gif(file: Path, frames: Iterator[Frame], fps: float, samples: Sequence
     Durations are whole hundredths of a second, spread so that the whole lasts as asked. Equal frames in a row are
     stored as one that lasts longer.
     """
-    height, width = samples[0].shape[:2]
-    board = Image.new("RGB", (width, height * len(samples)))
-    for i, sample in enumerate(samples):
-        board.paste(Image.fromarray(sample), (0, i * height))
-    palette = board.quantize(255, Image.Quantize.MEDIANCUT)
-    images = _timed(
-        (Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames), fps
-    )
+    palette = _palette(samples)
+    none = Image.Dither.NONE
+    images = _timed((Image.fromarray(frame).quantize(palette=palette, dither=none) for frame in frames), fps)
     next(images).save(file, format="GIF", save_all=True, append_images=images, loop=0, optimize=False)
+
+
+def _palette(samples: Sequence[Frame]) -> Image.Image:
+    board = np.concatenate(samples)
+    # The flat colours, first of all the white of the page, are kept as they are; the others are means of boxes.
+    shades, counts = np.unique(board.reshape(-1, 3), axis=0, return_counts=True)
+    flat = shades[np.argsort(-counts, kind="stable")[:FLAT]]
+    mixed = Image.fromarray(board).quantize(256 - FLAT, Image.Quantize.MEDIANCUT).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*flat.reshape(-1).tolist(), *mixed[: 3 * (256 - FLAT)]])
+    return palette
 
 
 def _timed(images: Iterator[Image.Image], fps: float) -> Iterator[Image.Image]:

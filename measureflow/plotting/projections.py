@@ -26,13 +26,14 @@ def camera(lon: float, lat: float) -> Float[ndarray, "3 3"]:
     return np.array([right, up, towards])
 
 
-def facing(points: Float[ndarray, "*batch 3"], weights: Float[ndarray, "*batch"]) -> tuple[float, float]:
+def facing(points: Float[ndarray, "*#batch 3"], weights: Float[ndarray, "*#batch"]) -> tuple[float, float]:
     """Longitude and latitude (degrees) to look from: the longitude of the mean of the points, and their mean latitude.
 
     Points whose mean is near the axis are seen from longitude 0. Latitudes are held within 50 degrees, so that north
     stays recognisable.
     """
     x, y, z = np.moveaxis(points, -1, 0)
+    weights = np.broadcast_to(weights, points.shape[:-1])
     mean = [float((weights * part).sum() / weights.sum()) for part in (x, y, np.arctan2(z, np.hypot(x, y)))]
     lon = np.degrees(np.arctan2(mean[1], mean[0])) if np.hypot(mean[0], mean[1]) > 0.02 else 0.0
     return float(lon), float(np.clip(np.degrees(mean[2]), -50, 50))

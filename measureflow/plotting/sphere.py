@@ -40,7 +40,7 @@ def draw_sphere(
         file: .png, .pdf or .svg to save it in.
         targets: where the measures should end; one per measure.
         names: of the measures, written as they are.
-        view: longitude and latitude (degrees) of the middle of the page; None faces the mean of all points.
+        view: longitude and latitude (degrees) of the middle of the page; None faces the mean of start and end.
         title: one line above the picture.
 
     Raises:
@@ -69,10 +69,10 @@ def draw_sphere(
 def seen_from(
     scene: Scene, space: Float[ndarray, "T N n 3"], view: tuple[float, float] | None
 ) -> Float[ndarray, "3 3"]:
-    """The camera of a still picture: the one asked for, or one that faces the mean of all points."""
+    """The camera of a still picture: the one asked for, or one that faces the mean of start and end."""
     if scene.dim == 2:
         return np.eye(3)
-    return camera(*(view or facing(space, np.broadcast_to(scene.weights, space.shape[:-1]))))
+    return camera(*(view or facing(space[[0, -1]], scene.weights)))
 
 
 def draw_ball(
@@ -108,7 +108,7 @@ def draw_ball(
     trails = colours if len(space) > 1 else []
     dots = add_tokens(axes, by_pair, areas, globe=scene.globe, trails=trails, scale=scale)
     move_tokens(dots, seen[-1][order])
-    marks = ["token"]
+    marks = ["token" if scene.targets is None else "source"]
     if trails:
         marks = ["start", "end"]
         if scene.dim == 2:

@@ -16,7 +16,6 @@ from measureflow.trajectory import Trajectory
 
 COLUMNS = 4
 SIDE, CAPTION = 2.5, 0.42  # inches: a ball, and the words above it
-STEPS = 25  # points of a path within one stage
 
 
 def draw_stages(
@@ -38,7 +37,7 @@ def draw_stages(
         file: .png, .pdf or .svg to save it in.
         targets: where the measures should end, drawn as rings on the first and the last ball; one per measure.
         names: of the measures, written as they are.
-        view: longitude and latitude (degrees) of the middle of each ball; None faces the mean of all points.
+        view: longitude and latitude (degrees) of the middle of each ball; None faces the mean of start and end.
         title: one line above the picture.
 
     Raises:
@@ -63,7 +62,9 @@ def draw_stages(
             row, column = divmod(k, columns)
             left, low = 0.1 + column * SIDE, height - head - (row + 1) * (SIDE + CAPTION)
             axes = figure.add_axes((left / width, low / height, SIDE / width, SIDE / height))
-            times = [time] if k == 0 else np.linspace(spans[k - 1][1], time, STEPS).clip(None, scene.times[-1])
+            begin = spans[k - 1][1] if k > 0 else time
+            inside = scene.times[(scene.times > begin) & (scene.times < time)]
+            times = [begin, *inside, time]
             points = np.stack([path.at(float(t)).points.detach().double().cpu().numpy() for t in times])
             space = points.reshape(len(points), *scene.places.shape[1:]) @ chart.T
             last = k == len(captions) - 1
