@@ -15,15 +15,19 @@ from torch import Tensor
 
 from measureflow import sphere
 from measureflow.construct.assign import assign, nearest_other, rows
+from measureflow.construct.circle import crossing, route_on_circle, stations_in_order
 from measureflow.construct.disentangle import Caps, advance, caps, disentangle, resize, shrink, smallest_gap
 from measureflow.construct.match import match
 from measureflow.construct.problem import Problem
-from measureflow.construct.route import Leg, leg_layers, route, spread_points
-from measureflow.errors import NotSeparatedError
+from measureflow.construct.route import leg_layers, route, spread_points
+from measureflow.errors import NoTransportMapError, NotSeparatedError
 from measureflow.transformer import Layer, merge, saturating_gate
 
 RATIOS = (0.05, 0.0125, 0.003)
 """Cap radius over gap while caps are routed, tried in turn: smaller caps leave more room, and cost accuracy."""
+
+STARTS = 40
+"""Starts tried on the circle until sources and targets stand in one cyclic order."""
 
 MATCH_RATIO = 0.2
 """Cap radius over gap while atoms are matched: as large as the neurons' caps allow, for accuracy."""
@@ -49,35 +53,43 @@ def build(problem: Problem, *, seed: int, on_stage: Callable[[str], None]) -> tu
         NotConvergedError: matching stops short.
     """
     on_stage("disentangle")
-    source_start = disentangle(problem.points, problem.weights, seed=seed)
-    target_start = disentangle(problem.goals, problem.goal_weights, seed=seed + 1)
     failure: NotSeparatedError | None = None
-    for ratio in RATIOS:
-        try:
-            goal = shrink(target_start, problem.goal_weights, ratio=ratio, gap=math.inf)
-            on_stage("route")
-            goal = _give_room(goal, problem.goal_weights, ratio, seed)
-            places, room = _places(problem.which, goal)
-            source = shrink(source_start, problem.weights, ratio=ratio, gap=room)
-            legs = route(source.centres, source.radii, places, seed=seed)
-        except NotSeparatedError as error:
-            failure = error
-            continue
-        return _carry(problem, source, goal, places, room, legs, seed, on_stage)
+    for attempt in range(STARTS if problem.points.shape[-1] == 2 else 1):
+        source_start = disentangle(problem.points, problem.weights, seed=seed + 2 * attempt, vary=attempt > 0)
+        target_start = disentangle(problem.goals, problem.goal_weights, seed=seed + 2 * attempt + 1, vary=attempt > 1)
+        for ratio in RATIOS:
+            try:
+                goal = shrink(target_start, problem.goal_weights, ratio=ratio, gap=math.inf)
+                on_stage("route")
+                goal = _give_room(goal, problem.goal_weights, seed)
+                places, room = _places(problem.which, goal)
+                source = shrink(source_start, problem.weights, ratio=ratio, gap=room)
+                routing = _route(source, places, seed)
+            except NotSeparatedError as error:
+                failure = error
+                continue
+            return _carry(problem, source, goal, room, routing, seed, on_stage)
     raise failure or NotSeparatedError("no ratio of cap radius to gap left room to route")
 
 
-def _give_room(goal: Caps, weights: Float[Tensor, "U m"], ratio: float, seed: int) -> Caps:
+def _route(now: Caps, places: Float[Tensor, "N d"], seed: int) -> list[Layer]:
+    if now.centres.shape[-1] == 2:
+        return route_on_circle(now.centres, now.radii, places)
+    legs = route(now.centres, now.radii, places, seed=seed)
+    return [layer for leg in legs for layer in leg_layers(leg)[0]]
+
+
+def _give_room(goal: Caps, weights: Float[Tensor, "U m"], seed: int) -> Caps:
     """Bring the target caps to a size at which matching is accurate, after moving them apart if they are crowded.
 
     What is matched in a cap of radius r is off by rounding over r in the end. Crowded targets, whose caps are small,
     are routed to stations spread over the sphere first; restoring them undoes that too.
     """
     layers = list(goal.layers)
-    stations = spread_points(len(goal.centres), goal.centres, seed)
+    on_circle = goal.centres.shape[-1] == 2
+    stations = stations_in_order(goal.centres) if on_circle else spread_points(len(goal.centres), goal.centres, seed)
     if goal.gap < SPACIOUS * smallest_gap(stations):
-        for leg in route(goal.centres, goal.radii, stations, seed=seed):
-            layers += leg_layers(leg)[0]
+        layers += _route(goal, stations, seed)
         goal = caps(layers, advance(layers[len(goal.layers) :], goal.points, weights), weights)
     layers += resize(goal, torch.full_like(goal.radii, MATCH_RATIO * goal.gap), goal.gap, "disentangle")
     return caps(layers, advance(layers[len(goal.layers) :], goal.points, weights), weights)
@@ -103,14 +115,12 @@ def _carry(
     problem: Problem,
     source: Caps,
     goal: Caps,
-    places: Float[Tensor, "N d"],
     room: float,
-    legs: list[Leg],
+    routing: list[Layer],
     seed: int,
     on_stage: Callable[[str], None],
 ) -> tuple[list[Layer], dict[str, float]]:
     weights = problem.weights
-    routing = [layer for leg in legs for layer in leg_layers(leg)[0]]
     points = advance(routing, source.points, weights)
 
     on_stage("match")
@@ -125,6 +135,8 @@ def _carry(
     slots = torch.where(problem.kinds < 0, slots[:, :1], slots)
     cap = _gather_caps(problem, points, slots, goal)
     places_around, gates = _spread(cap, goal)
+    if cap.points.shape[-1] == 2:
+        _check_order(cap, places_around)
     matching, _ = match(cap.points, places_around, cap.kinds, goal.gap, seed=seed, tolerance=1e-12)
     on_stage("restore")
     restore = [replace(layer.inverse(), stage="restore") for layer in reversed(goal.layers)]
@@ -135,6 +147,17 @@ def _carry(
         "target radius": float(goal.radii.max()),
     }
     return [*source.layers, *routing, *resizing, *matching, *gates, *restore], separation
+
+
+def _check_order(cap: "_CapAtoms", goals: Float[Tensor, "U k 2"]) -> None:
+    for u, kinds in enumerate(cap.kinds):
+        real = kinds >= 0
+        rows_crossed = crossing(cap.points[u][real], goals[u][real], real.nonzero()[:, 0])
+        if rows_crossed is not None:
+            raise NoTransportMapError(
+                f"target {u}: on the circle tokens cannot pass each other, and source atoms {rows_crossed[0]} and "
+                f"{rows_crossed[1]} would have to"
+            )
 
 
 @dataclass(frozen=True)

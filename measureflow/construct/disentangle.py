@@ -147,12 +147,13 @@ def _separators(points: Points, generator: torch.Generator) -> list[Layer]:
     return layers
 
 
-def disentangle(points: Points, weights: Weights, *, seed: int, enough: float = 1e-3) -> Caps:
+def disentangle(points: Points, weights: Weights, *, seed: int, vary: bool = False, enough: float = 1e-3) -> Caps:
     """Find a start from which V = I leads the measures to caps with distinct centres, and take it.
 
     Args:
         points, weights: distinct measures; padding sits on a real atom.
         seed: of the candidates.
+        vary: begin with a random head, so that another seed leads the centres to other places in another order.
         enough: a gap (radians) that needs no further search.
 
     Raises:
@@ -164,6 +165,9 @@ def disentangle(points: Points, weights: Weights, *, seed: int, enough: float = 
         found = _prospect(advance(start, points, weights), weights)
         if found > 1.05 * gap:
             best, gap = start, found
+    if vary:
+        first = _separators(points, generator)[:1]
+        best, gap = first, _prospect(advance(first, points, weights), weights)
     if gap < enough:
         for separator in _separators(points, generator):
             for start in (*_starts(points, weights, generator)[:3], best):
