@@ -45,9 +45,9 @@ def attend(
             scores of a measure at once.
 
     Raises:
-        ValueError: a kernel or method has no such name; shapes do not fit; a weight is negative or not a number; a
-            measure has no key of positive weight; a kernel that does not go by row is over budget. The measure and
-            row are named.
+        ValueError: a kernel or method has no such name; shapes do not fit; the budget is less than 1; a weight is
+            negative or not a number; a measure has no key of positive weight; a kernel that does not go by row is
+            over budget. The measure and row are named.
         TypeError: dtypes differ.
 
     >>> mu = torch.eye(2)
@@ -58,6 +58,8 @@ def attend(
     kernel = get_kernel(kernel)
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    if budget is not None and budget < 1:
+        raise ValueError(f"budget: expected at least 1 score, got {budget}")
     _check(queries, keys, weights, B, query_weights)
     same = queries is keys and query_weights is weights
     keys, log_weights = _without_padding(keys, weights, "key")

@@ -19,6 +19,8 @@ LogWeights = Float[Tensor, "*batch 1 m"]
 LogQueries = Float[Tensor, "*batch n 1"]
 SINKHORN_LIMIT = 10_000
 """Most normalisations of Sinkhorn attention before it gives up."""
+NEWTON_EVERY = 8
+"""Sweeps of Sinkhorn attention from one trial of Newton's method to the next."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,11 @@ class Sinkhorn(Kernel):
         with torch.no_grad():
             v = _limit(scores, log_w, log_q, self.tolerance)
         if scores.requires_grad or log_w.requires_grad or log_q.requires_grad:
-            # Newton steps from the limit move nothing, but carry derivatives: one is right to first order, the
-            # second makes that third order.
-            v = _newton(scores, log_w, log_q, _newton(scores, log_w, log_q, v))
+            # Newton steps from the limit carry its derivatives: one is right to first order, the second makes that
+            # third order. Their values, rounding at best, are left out.
+            for _ in range(2):
+                moved = _newton(scores, log_w, log_q, v)
+                v = v.detach() + (moved - moved.detach())
         return torch.softmax(scores + log_w + v, dim=-1)
 
 
@@ -157,17 +161,31 @@ def _alternate(scores: Tensor, log_w: Tensor, log_q: Tensor, iterations: int) ->
 def _limit(scores: Tensor, log_w: Tensor, log_q: Tensor, tolerance: float) -> Tensor:
     """log v_j of the limit, (*batch, 1, m)."""
     log_k, w = scores + log_w, torch.exp(log_w)
-    v, off = torch.zeros_like(log_w), torch.inf
     tolerance = max(tolerance, 32 * torch.finfo(scores.dtype).eps * (1 + float(scores.abs().amax())))
-    for _ in range(SINKHORN_LIMIT // 2):
+
+    def step_and_error(v: Tensor) -> tuple[Tensor, Tensor]:
         mass, step = _column_step(torch.log_softmax(log_k + v, dim=-1), log_w, log_q)
-        off = (torch.exp(mass) - w).abs().sum(-1).amax()
-        if bool(off < tolerance):
+        return step, (torch.exp(mass) - w).abs().sum(-1, keepdim=True)
+
+    v = torch.zeros_like(log_w)
+    step, error = step_and_error(v)
+    for k in range(1, SINKHORN_LIMIT // 2):
+        if bool(error.amax() < tolerance):
             return v
         v = v + step
+        step, error = step_and_error(v)
+        if k % NEWTON_EVERY == 0:
+            # Alternating slows down as B grows, at the end of which Newton's method takes a few steps; far from the
+            # limit it may lead astray, so a measure takes a step of it only if that halves its error.
+            trial = _newton(scores, log_w, log_q, v)
+            trial_step, trial_error = step_and_error(trial)
+            better = trial_error < error / 2
+            v, step, error = (
+                torch.where(better, new, old) for new, old in ((trial, v), (trial_step, step), (trial_error, error))
+            )
     raise NotConvergedError(
-        f"Sinkhorn attention: column masses are off by {float(off):.3g} after {SINKHORN_LIMIT} normalisations, "
-        f"expected {tolerance:.3g}; raise the tolerance, fix the iterations or make B smaller"
+        f"Sinkhorn attention: column masses are off by {float(error.amax()):.3g} after {SINKHORN_LIMIT} "
+        f"normalisations, expected {tolerance:.3g}; raise the tolerance, fix the iterations or make B smaller"
     )
 
 
@@ -179,9 +197,12 @@ def _newton(scores: Tensor, log_w: Tensor, log_q: Tensor, v: Tensor) -> Tensor:
     root = torch.sqrt(torch.where(mass.detach() > 0, mass, 1.0))
     m = torch.exp(log_q / 2) * p / root
     # The Jacobian diag(mass) - p^T q p, scaled to 1 - m^T m, is singular along v + constant, which changes no p:
-    # adding the projection on that direction makes it regular.
+    # adding the projection on that direction makes it regular. A ridge of its rounding errors keeps it so where B is
+    # so large that p is a permutation.
     along = w / root
-    jacobian = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device) - m.mT @ m + along.mT @ along
+    size = v.shape[-1]
+    ridge = 1 + 4 * size * torch.finfo(v.dtype).eps
+    jacobian = ridge * torch.eye(size, dtype=v.dtype, device=v.device) - m.mT @ m + along.mT @ along
     return v - torch.linalg.solve(jacobian, ((mass - w) / root).mT).mT / root
 
 

@@ -92,10 +92,25 @@ def test_an_even_number_of_iterations_leaves_the_columns_right():
         assert torch.allclose(q @ p, w, atol=1e-13) is not rows_right
 
 
+@pytest.mark.parametrize("beta", [20.0, 80.0])
+def test_sinkhorn_reaches_the_limit_where_alternation_is_slow(beta):
+    x, y = sphere.uniform(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    w, scores = torch.full((4,), 0.25, dtype=torch.float64), beta * x @ y.mT
+    # With keys the unit vectors, attention is the matrix p itself: alone in having these sums and this form.
+    p = attend(torch.eye(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64), w, scores.mT, "sinkhorn")
+    assert torch.allclose(p.sum(0), 4 * w, atol=4e-9)
+    assert torch.allclose(p.sum(1), 4 * w, atol=4e-9)
+    form = torch.log(p) - scores
+    assert torch.allclose(form + form[0, 0], form[:, :1] + form[:1], atol=1e-10)
+
+
 def test_sinkhorn_that_cannot_converge_says_so():
-    x, q, y, w, B = problem(n=12, m=12)
+    x, y = sphere.uniform(2, 12, 3, generator=torch.Generator().manual_seed(0))
+    w, B = torch.full((12,), 1 / 12, dtype=torch.float64), 300 * torch.eye(3, dtype=torch.float64)
     with pytest.raises(NotConvergedError, match=r"after 10000 normalisations.*raise the tolerance"):
-        attend(x, y, w, 300 * B, "sinkhorn", query_weights=q)
+        attend(x, y, w, B, "sinkhorn")
+    looser = attend(x, y, w, B, Sinkhorn(tolerance=1e-3))
+    assert torch.allclose(looser.mean(0), y.mean(0), atol=1e-3)
 
 
 @pytest.mark.parametrize("beta", [0.0, 30.0, 1e4])
