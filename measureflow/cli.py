@@ -126,7 +126,7 @@ def flow(
     theta: ThetaFile,
     pairs: PairsFile,
     output: Output,
-    times: Annotated[int, typer.Option(help="Number of times to store, evenly over the layers.")] = 100,
+    times: Annotated[int, typer.Option(min=2, help="Number of times to store, evenly over the layers.")] = 100,
     solver: Annotated[
         str, typer.Option(help="exact, euler, rk4, or a name of torchdiffeq's, such as dopri5.")
     ] = "exact",
