@@ -198,7 +198,7 @@ def balanced(layer: Layer) -> Layer:
     outward = torch.linalg.vector_norm(p.W, dim=0)
     live = (inward > 0) & (outward > 0)
     c = torch.where(live, torch.sqrt(outward / torch.where(live, inward, 1.0)), 1.0)
-    return replace(layer, perceptron=replace(p, W=p.W / c, U=p.U * c.unsqueeze(-1), b=p.b * c))
+    return replace(layer, perceptron=replace(p, W=(p.W / c).contiguous(), U=p.U * c.unsqueeze(-1), b=p.b * c))
 
 
 @dataclass(frozen=True, eq=False)

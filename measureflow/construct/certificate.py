@@ -75,7 +75,7 @@ class Certificate:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Construction(Transformer):
     """A transformer written down in closed form, with its certificate (also in its metadata, which is saved)."""
 

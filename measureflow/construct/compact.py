@@ -16,7 +16,7 @@ from torch import Tensor
 from measureflow import sphere
 from measureflow.construct.assign import assign, nearest_other, rows
 from measureflow.construct.circle import crossing, route_on_circle, stations_in_order
-from measureflow.construct.disentangle import Caps, advance, caps, disentangle, resize, shrink, smallest_gap
+from measureflow.construct.disentangle import POINT, Caps, advance, caps, disentangle, resize, shrink, smallest_gap
 from measureflow.construct.match import match
 from measureflow.construct.problem import Problem
 from measureflow.construct.route import leg_layers, route, spread_points
@@ -126,7 +126,7 @@ def _carry(
     on_stage("match")
     # A cap that becomes one atom has no shape to reach: it is brought to a small size and merged there.
     radii = goal.radii[problem.which]
-    radii = torch.where(radii > 0, radii, DIRAC_SIZE * room).clamp(max=MATCH_RATIO * room)
+    radii = torch.where(radii > POINT, radii, DIRAC_SIZE * room).clamp(max=MATCH_RATIO * room)
     resizing = resize(caps((), points, weights), radii, room, "resize")
     points = advance(resizing, points, weights)
 

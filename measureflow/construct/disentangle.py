@@ -49,6 +49,10 @@ class Caps:
     gap: float
 
 
+POINT = 1e-12
+"""Radius (radians) below which a cap is one point, up to rounding."""
+
+
 def advance(layers: Sequence[Layer], points: Points, weights: Weights) -> Points:
     """Carry tokens through layers, by the exact flow where a layer has one."""
     solver = choose_solver("exact", points.dtype, rtol=1e-12, atol=1e-13)
@@ -214,12 +218,12 @@ def resize(now: Caps, radii: Float[Tensor, " N"], room: float, stage: str) -> li
 
     Args:
         now: caps of radius below 0.3 `room` whose centres are `room` apart, before and after.
-        radii: to reach; caps of radius 0 stay.
+        radii: to reach; caps that are one point stay.
     """
     outer, inner = math.cos(0.48 * room), math.cos(0.35 * room)
     gates = []
     for centre, have, want in zip(now.centres, now.radii.tolist(), radii.tolist(), strict=True):
-        if have > 0:
+        if have > POINT:
             time = math.log(math.tan(have / 2) / math.tan(want / 2))
             gates.append(saturating_gate(centre, outer, inner - outer, time * centre))
     return [Layer((), merge(gates), 1.0, stage)] if gates else []
