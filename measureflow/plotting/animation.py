@@ -23,7 +23,7 @@ from measureflow.plotting.labels import MARGIN, SMALL, header, label_marks, writ
 from measureflow.plotting.movie_files import WRITERS, Frame, check_movie_file
 from measureflow.plotting.projections import camera, facing
 from measureflow.plotting.scene import Scene, chart_of, scene_of
-from measureflow.plotting.style import FAINT, INK, QUIET, new_figure, page, pair_colours
+from measureflow.plotting.style import FAINT, INK, PAGE, QUIET, new_figure, page, pair_colours
 from measureflow.plotting.tokens import dot_areas, mixed_order
 from measureflow.progress import progress_over
 from measureflow.trajectory import Trajectory
@@ -81,7 +81,7 @@ def animate(
         MissingExtraError: an mp4 is asked for and there is no ffmpeg.
         OSError: the file cannot be written; what was there before is unchanged.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> from measureflow.flow import flow
     >>> from measureflow.transformer import Layer, Transformer, constant_drift
     >>> theta = Transformer([Layer(perceptron=constant_drift(torch.tensor([0.0, 0.0, 1.0])), stage="rise")])
@@ -108,7 +108,7 @@ def animate(
                     yield draw(i)
                     advance(path.stage_at(times[i]))
 
-            writer(partial, drawn(), fps, samples)
+            writer(partial, drawn(), fps, samples, [*PAGE, *pair_colours(len(scene.weights))])
     return Path(file)
 
 

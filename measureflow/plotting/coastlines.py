@@ -31,7 +31,7 @@ class Land:
 
     lonlat: tuple[Float[ndarray, "_ 2"], ...]
     points: tuple[Float[ndarray, "_ 3"], ...]
-    stereographic: Path
+    stereographic: tuple[Path, ...]
 
 
 @cache
@@ -47,7 +47,7 @@ def land() -> Land:
     rings = tuple(_densified(ring) for ring in np.split(corners, np.cumsum(lengths)[:-1]))
     points = tuple(_on_sphere(ring) for ring in rings)
     plane = [ring[:, :2] / (1 - ring[:, 2:]) for ring in points]
-    return Land(rings, points, Path.make_compound_path(*(Path(ring, closed=True) for ring in plane)))
+    return Land(rings, points, tuple(Path(ring, closed=True) for ring in plane))
 
 
 def is_land(point: Float[ndarray, " 3"]) -> bool:
@@ -58,7 +58,9 @@ def is_land(point: Float[ndarray, " 3"]) -> bool:
     """
     if point[2] > 1 - 1e-9:
         return False
-    return bool(land().stereographic.contains_point(point[:2] / (1 - point[2])))
+    place = point[:2] / (1 - point[2])
+    # A place in a lake is in two rings.
+    return sum(ring.contains_point(place) for ring in land().stereographic) % 2 == 1
 
 
 def land_from(rotation: Float[ndarray, "3 3"]) -> Path:

@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -15,12 +17,14 @@ from PIL import Image
 
 from measureflow.errors import MissingExtraError
 
-FLAT = 8  # colours of a gif that are kept exactly
+PACK = np.array([65536, 256, 1], dtype=np.int32)
 
 Frame = UInt8[ndarray, "height width 3"]
 
 
-def write_mp4(file: Path, frames: Iterator[Frame], fps: float, samples: Sequence[Frame]) -> None:
+def write_mp4(
+    file: Path, frames: Iterator[Frame], fps: float, samples: Sequence[Frame], colours: Sequence[str]
+) -> None:
     """H.264 in 4:2:0, which every browser and player shows; width and height of the frames must be even.
 
     Raises:
@@ -34,46 +38,51 @@ def write_mp4(file: Path, frames: Iterator[Frame], fps: float, samples: Sequence
     command = [ffmpeg(), "-y", "-loglevel", "error", *source.split(), *codec.split(), "-movflags", "+faststart"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([*command, str(file)], stdin=subprocess.PIPE, stderr=log)
-        assert process.stdin is not None
+        pipe: Any = process.stdin
         try:
-            for frame in frames:
-                process.stdin.write(frame.tobytes())
-            process.stdin.close()
-            failed = process.wait() != 0
-        except BrokenPipeError:
-            failed = True
-            process.wait()
+            with suppress(BrokenPipeError):  # ffmpeg has stopped: its log says why
+                for frame in frames:
+                    pipe.write(frame.tobytes())
         except BaseException:
             process.kill()
-            process.wait()
             raise
+        finally:
+            with suppress(BrokenPipeError):
+                pipe.close()
+            failed = process.wait() != 0
         if failed:
             log.seek(0)
             lines = log.read().decode(errors="replace").strip().splitlines() or ["no reason given"]
             raise OSError(f"ffmpeg could not write the movie: {lines[-1]}; a file name that ends in .gif works without")
 
 
-def write_gif(file: Path, frames: Iterator[Frame], fps: float, samples: Sequence[Frame]) -> None:
-    """A gif that repeats for ever, of one palette for all frames (made from `samples`), so that colours do not flicker.
+def write_gif(
+    file: Path, frames: Iterator[Frame], fps: float, samples: Sequence[Frame], colours: Sequence[str]
+) -> None:
+    """A gif that repeats for ever, of one palette for all frames, so that colours do not flicker.
+
+    The palette holds the first 128 of `colours` as they are, and means of those in `samples`.
 
     Durations are whole hundredths of a second, spread so that the whole lasts as asked. Equal frames in a row are
     stored as one that lasts longer.
     """
-    palette = _palette(samples)
-    none = Image.Dither.NONE
-    images = _timed((Image.fromarray(frame).quantize(palette=palette, dither=none) for frame in frames), fps)
+    exact = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in colours][:128], dtype=np.uint8)
+    board = Image.fromarray(np.concatenate(samples))
+    mixed = board.quantize(256 - len(exact), Image.Quantize.MEDIANCUT).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*exact.reshape(-1).tolist(), *mixed])
+    images = _timed((_indexed(frame, palette, exact) for frame in frames), fps)
     next(images).save(file, format="GIF", save_all=True, append_images=images, loop=0, optimize=False)
 
 
-def _palette(samples: Sequence[Frame]) -> Image.Image:
-    board = np.concatenate(samples)
-    # The flat colours, first of all the white of the page, are kept as they are; the others are means of boxes.
-    shades, counts = np.unique(board.reshape(-1, 3), axis=0, return_counts=True)
-    flat = shades[np.argsort(-counts, kind="stable")[:FLAT]]
-    mixed = Image.fromarray(board).quantize(256 - FLAT, Image.Quantize.MEDIANCUT).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*flat.reshape(-1).tolist(), *mixed[: 3 * (256 - FLAT)]])
-    return palette
+def _indexed(frame: Frame, palette: Image.Image, exact: UInt8[ndarray, "k 3"]) -> Image.Image:
+    image = Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE)
+    # Pillow looks colours up in steps of 4, and so may miss the white of the page by a little.
+    index, packed = np.array(image), frame.astype(np.int32) @ PACK
+    for k, colour in enumerate(exact.astype(np.int32) @ PACK):
+        index[packed == colour] = k
+    image.putdata(index.reshape(-1))
+    return image
 
 
 def _timed(images: Iterator[Image.Image], fps: float) -> Iterator[Image.Image]:
@@ -82,7 +91,7 @@ def _timed(images: Iterator[Image.Image], fps: float) -> Iterator[Image.Image]:
         yield image
 
 
-WRITERS: dict[str, Callable[[Path, Iterator[Frame], float, Sequence[Frame]], None]] = {
+WRITERS: dict[str, Callable[[Path, Iterator[Frame], float, Sequence[Frame], Sequence[str]], None]] = {
     ".mp4": write_mp4,
     ".gif": write_gif,
 }

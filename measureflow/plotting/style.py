@@ -18,6 +18,7 @@ from measureflow.files import atomic_write
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 INK, QUIET, FAINT = "#222222", "#767676", "#D5D9DE"
 SEA, LAND, COAST, BALL = "#F1F6FA", "#E4DFD3", "#A8A294", "#F8F9FB"
+PAGE = ("#FFFFFF", INK, QUIET, FAINT, SEA, LAND, COAST, BALL)
 SUFFIXES = (".png", ".pdf", ".svg")
 
 _SETTINGS: dict[Any, Any] = {
