@@ -121,8 +121,10 @@ def _nearest(
             # Chords order points as angles do. No matrix product: it could not tell points 1e-8 apart.
             far = torch.cdist(source.points[i, block], born, compute_mode="donot_use_mm_for_euclid_dist")
             near = far.masked_fill(~allowed[i, owner], torch.inf).topk(neighbours, dim=-1, largest=False).indices
-            mean = went[near].mean(1)
-            flat = torch.linalg.vector_norm(mean, dim=-1, keepdim=True) < NO_MEAN
-            # Where the k places cancel out, that of the nearest alone.
-            points[i, block] = sphere.project(torch.where(flat, went[near[:, 0]], mean))
+            points[i, block] = went[near[:, 0]]
+            if neighbours > 1:
+                mean = went[near].mean(1)
+                flat = torch.linalg.vector_norm(mean, dim=-1, keepdim=True) < NO_MEAN
+                # Where the k places cancel out, that of the nearest alone.
+                points[i, block] = sphere.project(torch.where(flat, points[i, block], mean))
     return points

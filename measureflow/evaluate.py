@@ -253,7 +253,7 @@ def evaluate(
         noise = _noise(pairs.target, generator)
     if pairs.coupling is None:
         notes.append("mean and max error: left out, the pairs have no known coupling")
-    learned = "for each pair all the others (leave one out)" if train is None else f"{len(train)} other pairs"
+    learned = "for each pair all the others (leave one out)" if train is None else f"the {len(train)} pairs given as train"
     return Report(tuple(pairs.names), scores, baselines, noise, pairs.globe, learned, tuple(notes), seed, bootstrap)
 
 

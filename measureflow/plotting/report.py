@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from measureflow.evaluate import METRICS, Report, mean_of
 from measureflow.plotting.labels import MARGIN, NAME, SMALL, TITLE, text_width, write
@@ -39,7 +39,8 @@ def draw_report(
 ) -> Figure:
     """Draw a row of marks per pair and, for several pairs, their means with 95 % intervals.
 
-    A value of exactly 0 has no place on a log axis: its mark stands left of the axis, under "0". Where pairs are too
+    A value of 0 (or a Sinkhorn divergence that rounding has made negative) has no place on a log axis: its mark stands
+    left of it, above "0". Where pairs are too
     many to name each, every second, third, ... is named.
 
     Args:
@@ -75,20 +76,15 @@ def draw_report(
         figure.set_figheight(height := head + row * (lowest + 0.7) + FOOT)
         axes.set_position((left / width, FOOT / height, PLOT_WIDTH / width, 1 - (head + FOOT) / height))
         zero = _log_axis(axes, np.concatenate(list(methods.values())))
-        axes.set_xlabel(f"{METRICS[metric].label} ({unit})", fontsize=NAME)
+        axes.set_xlabel(f"{METRICS[metric].label} ({unit}), log axis", fontsize=NAME)
         for name, values in methods.items():
-            axes.plot(
-                np.where(values == 0, zero, values), np.arange(n), **_look(name, row), linestyle="", clip_on=False
-            )
+            shown = np.where(values <= 0, zero, values)
+            axes.plot(shown, np.arange(n), **_look(name, row), linestyle="", clip_on=False)
         if n > 1:
             axes.axhline(n - 0.3, color=QUIET, linewidth=0.8)
             for k, name in enumerate(methods):
                 y = n - 0.3 + (k + 1) / (len(methods) + 1) * MEANS / row
-                values = report.methods(metric)[name]
-                ends = [end * scale or zero for end in report.interval(values) or ()]
-                look = _look(name, ROW)
-                axes.plot(ends, [y] * len(ends), color=look["color"], linewidth=1.8, clip_on=False)
-                axes.plot([mean_of(values) * scale or zero], [y], **look, clip_on=False)
+                _mean(axes, report, name, metric, scale, y, zero)
         return finish(figure, file)
 
 
@@ -98,9 +94,19 @@ def _look(name: str, row: float) -> dict[str, Any]:
     return {**look, "markersize": look["markersize"] * size}
 
 
+def _mean(axes: Axes, report: Report, name: str, metric: str, scale: float, y: float, zero: float) -> None:
+    values = report.methods(metric)[name]
+    middle, *ends = (zero if v <= 0 else v * scale for v in (mean_of(values), *(report.interval(values) or ())))
+    look = _look(name, ROW)
+    axes.plot(ends, [y] * len(ends), color=look["color"], linewidth=1.8, clip_on=False)
+    # White inside, so that the line does not cross the mark.
+    filled = {**look, "markerfacecolor": look["color"] if name == "map" else "white"}
+    axes.plot([middle], [y], **filled, clip_on=False)
+
+
 def _label_rows(axes: Axes, names: Sequence[str], row: float, lowest: float) -> None:
     n, every = len(names), math.ceil(0.14 / row)
-    places, labels = list(range(0, n, every)), list(names[::every])
+    places, labels = [float(i) for i in range(0, n, every)], list(names[::every])
     if n > 1:
         places.append((lowest + n - 0.3) / 2)
         labels.append("mean, 95 %")
@@ -114,35 +120,36 @@ def _label_rows(axes: Axes, names: Sequence[str], row: float, lowest: float) -> 
 
 def _legend(figure: Figure, methods: Sequence[str], x: float, y: float) -> None:
     for name in methods:
-        transform = write(figure, x + 0.2, y, name, size=SMALL, va="center_baseline")
-        mark = Line2D([x + 0.08], [y], transform=transform.get_transform(), linestyle="", **_look(name, ROW))
-        figure.add_artist(mark)
-        x += 0.2 + text_width(figure, transform) + 0.26
+        text = write(figure, x + 0.2, y, name, size=SMALL, va="center_baseline")
+        figure.add_artist(Line2D([x + 0.08], [y], transform=text.get_transform(), linestyle="", **_look(name, ROW)))
+        x += 0.2 + text_width(figure, text) + 0.26
 
 
 def _log_axis(axes: Axes, values: np.ndarray) -> float:
-    """Set up the axis for these values, and give the place of 0 on it."""
+    """Set up the axis for these values, and give the place on it of those that have no logarithm."""
     positive = values[values > 0]
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (0.1, 1.0)
-    pad = (high / low) ** 0.03 * 1.08
+    pad = 1.08 * (high / low) ** 0.03
+    start, end = low / pad, high * pad
+    subs = (1.0, 2.0, 5.0) if math.log10(high / low) < 2.5 else (1.0,)
+    ticks = [t for t in LogLocator(subs=subs, numticks=9).tick_values(start, end) if start <= t <= end]
+    if len(ticks) < 2:
+        ticks = [t for t in MaxNLocator(4).tick_values(start, end) if start <= t <= end]
+    labels = [_number(t) for t in ticks]
+    zero = start / (end / start) ** 0.06
+    if bool((values <= 0).any()):
+        axes.axvline(start, color=QUIET, linewidth=0.8)
+        ticks, labels = [zero, *ticks], ["≤ 0" if bool((values < 0).any()) else "0", *labels]
     axes.set_xscale("log")
-    axes.set_xlim(low / pad, high * pad)
-    decades = math.log10(high / low)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,), numticks=9))
+    axes.set_xlim(min(ticks[0], start), end)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.set_xticks(ticks, labels)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
-    if not bool((values == 0).any()):
-        return low
-    start = low / pad
-    axes.set_xlim(start / (high * pad / start) ** 0.06, high * pad)
-    axes.axvline(start, color=QUIET, linewidth=0.8)
-    axes.text(axes.get_xlim()[0], -0.012, "0", transform=axes.get_xaxis_transform(), ha="center", va="top")
-    return axes.get_xlim()[0]
+    return zero
 
 
-def _tick(value: float, _: int) -> str:
+def _number(value: float) -> str:
     if 1e-3 <= value < 1e5:
-        return f"{value:g}"
+        return f"{value:.6g}"
     return f"$\\mathdefault{{10^{{{round(math.log10(value))}}}}}$"
