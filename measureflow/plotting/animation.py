@@ -38,13 +38,13 @@ def animate(
     *,
     targets: TokenMeasure | None = None,
     names: Sequence[str] | None = None,
-    seconds: float = 12.0,
-    fps: float = 25.0,
+    seconds: float | int = 12,
+    fps: float | int = 25,
     size: tuple[int, int] = (720, 720),
     pace: str = "distance",
-    turn: float = 60.0,
-    trail: float = 1.0,
-    view: tuple[float, float] | None = None,
+    turn: float | int = 60,
+    trail: float | int = 1,
+    view: tuple[float | int, float | int] | None = None,
     title: str | None = None,
     progress: bool = True,
 ) -> Path:
@@ -140,14 +140,14 @@ def frame_times(path: Trajectory, frames: int, pace: str) -> list[float]:
     return [float(t) for t in shown.clip(times[0], times[-1])]
 
 
-def _displacements(path: Trajectory) -> Float[ndarray, " T-1"]:
+def _displacements(path: Trajectory) -> Float[ndarray, " steps"]:
     """Mean angle by which tokens move between stored times, all measures alike."""
     points = path.points.detach()
     step = (sphere.distance(points[:-1], points[1:]) * path.weights.detach()).sum(-1)
     return step.reshape(len(points) - 1, -1).mean(-1).double().cpu().numpy()
 
 
-def _frame_count(seconds: float, fps: float) -> int:
+def _frame_count(seconds: float | int, fps: float | int) -> int:
     if not (0 < seconds < math.inf and 0 < fps < math.inf):
         raise ValueError(f"seconds, fps: expected positive numbers, got {seconds} and {fps}")
     frames = round(seconds * fps)
@@ -168,8 +168,8 @@ def _painter(
     times: list[float],
     size: tuple[int, int],
     trail: int,
-    turn: float,
-    view: tuple[float, float] | None,
+    turn: float | int,
+    view: tuple[float | int, float | int] | None,
     title: str | None,
 ) -> Callable[[int], Frame]:
     """A function that draws frame i; every frame has exactly `size` pixels."""

@@ -1,7 +1,7 @@
 """The flat map: longitude and latitude in degrees, with coastlines."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ def draw_map(
         axes.set(xlim=(-180, 180), ylim=(-90, 90), aspect="equal", facecolor=SEA if scene.globe else "white")
         for axis, hemispheres, step in ((axes.xaxis, "EW", 60), (axes.yaxis, "NS", 30)):
             # The edges carry no label: 180 degrees stands on both, and the poles are lines.
-            axis.set_major_locator(FixedLocator(range(-2 * step, 2 * step + 1, step)))
+            axis.set_major_locator(FixedLocator([float(k * step) for k in range(-2, 3)]))
             axis.set_major_formatter(FuncFormatter(_degrees(hemispheres)))
         axes.tick_params(length=0, labelsize=10)
         axes.spines[:].set(visible=True, color=FAINT)
@@ -102,8 +102,8 @@ def draw_map(
         return finish(figure, file)
 
 
-def _degrees(hemispheres: str):
-    def label(value: float, _: int) -> str:
+def _degrees(hemispheres: str) -> Callable[[float, int | None], str]:
+    def label(value: float, _: int | None) -> str:
         letter = "" if value in (0, 180, -180) else hemispheres[0] if value > 0 else hemispheres[1]
         return f"{abs(value):.0f}°{letter}"
 

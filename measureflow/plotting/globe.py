@@ -77,7 +77,7 @@ def add_targets(
     axes: Axes, colours: Sequence[str], areas: Float[ndarray, " k"], *, globe: bool, scale: float = 1.0
 ) -> Tokens:
     """Hollow rings, to be placed by `move_tokens`."""
-    return _dots(axes, {"facecolors": "none", "edgecolors": colours, "linewidths": 1.1 * scale}, areas, globe, 6)
+    return _dots(axes, {"facecolors": "none", "edgecolors": colours, "linewidths": 1.1 * scale}, areas, globe, 6.0)
 
 
 def add_tokens(
@@ -98,13 +98,13 @@ def add_tokens(
         trails: colours of the trails, one a pair.
         scale: of line widths.
     """
-    dots = _dots(axes, {"facecolors": colours, "edgecolors": "white", "linewidths": 0.4 * scale}, areas, globe, 7)
+    dots = _dots(axes, {"facecolors": colours, "edgecolors": "white", "linewidths": 0.4 * scale}, areas, globe, 7.0)
 
     def lines(opacity: float, zorder: float) -> list[list[Line2D]]:
         look = {"linewidth": 1.1 * scale, "solid_capstyle": "butt", "solid_joinstyle": "round", "zorder": zorder}
         return [[axes.plot([], [], color=colour, alpha=opacity * a, **look)[0] for a in TAIL] for colour in trails]
 
-    return Tokens(dots.near, dots.far, lines(1.0, 5), [] if globe else lines(FADED, 1.5))
+    return Tokens(dots.near, dots.far, lines(1.0, 5.0), [] if globe else lines(FADED, 1.5))
 
 
 def move_tokens(tokens: Tokens, seen: Float[ndarray, "k 3"]) -> None:

@@ -51,7 +51,7 @@ def _named_dots(figure: Figure, names: Sequence[str], colours: Sequence[str], do
     right = figure.get_figwidth() - MARGIN
     x, y = MARGIN, -down - 0.12
     for name, colour in zip(names, colours, strict=True):
-        text = write(figure, 0, y, name, size=NAME, va="center_baseline")
+        text = write(figure, 0.0, y, name, size=NAME, va="center_baseline")
         wide = 0.2 + text_width(figure, text)
         if x > MARGIN and x + wide > right:
             x, y = MARGIN, y - 0.27
@@ -64,7 +64,7 @@ def _named_dots(figure: Figure, names: Sequence[str], colours: Sequence[str], do
 def _ramp(figure: Figure, names: Sequence[str], colours: Sequence[str], down: float) -> float:
     y = -down - 0.12
     first = write(figure, MARGIN, y, names[0], size=NAME, va="center_baseline")
-    last = write(figure, 0, y, names[-1], size=NAME, va="center_baseline")
+    last = write(figure, 0.0, y, names[-1], size=NAME, va="center_baseline")
     x = MARGIN + text_width(figure, first) + 0.2
     room = figure.get_figwidth() - MARGIN - x - text_width(figure, last) - 0.2
     step = min(0.13, max(room, 0.0) / len(colours))

@@ -23,7 +23,7 @@ Frame = UInt8[ndarray, "height width 3"]
 
 
 def write_mp4(
-    file: Path, frames: Iterator[Frame], fps: float, samples: Sequence[Frame], colours: Sequence[str]
+    file: Path, frames: Iterator[Frame], fps: float | int, samples: Sequence[Frame], colours: Sequence[str]
 ) -> None:
     """H.264 in 4:2:0, which every browser and player shows; width and height of the frames must be even.
 
@@ -57,7 +57,7 @@ def write_mp4(
 
 
 def write_gif(
-    file: Path, frames: Iterator[Frame], fps: float, samples: Sequence[Frame], colours: Sequence[str]
+    file: Path, frames: Iterator[Frame], fps: float | int, samples: Sequence[Frame], colours: Sequence[str]
 ) -> None:
     """A gif that repeats for ever, of one palette for all frames, so that colours do not flicker.
 
@@ -85,13 +85,13 @@ def _indexed(frame: Frame, palette: Image.Image, exact: UInt8[ndarray, "k 3"]) -
     return image
 
 
-def _timed(images: Iterator[Image.Image], fps: float) -> Iterator[Image.Image]:
+def _timed(images: Iterator[Image.Image], fps: float | int) -> Iterator[Image.Image]:
     for i, image in enumerate(images):
         image.info["duration"] = 10 * (round(100 * (i + 1) / fps) - round(100 * i / fps))  # milliseconds
         yield image
 
 
-WRITERS: dict[str, Callable[[Path, Iterator[Frame], float, Sequence[Frame], Sequence[str]], None]] = {
+WRITERS: dict[str, Callable[[Path, Iterator[Frame], float | int, Sequence[Frame], Sequence[str]], None]] = {
     ".mp4": write_mp4,
     ".gif": write_gif,
 }
@@ -113,7 +113,7 @@ def ffmpeg() -> str:
         ) from error
 
 
-def check_movie_file(file: str | os.PathLike[str], fps: float) -> None:
+def check_movie_file(file: str | os.PathLike[str], fps: float | int) -> None:
     """Refuse, before anything is drawn, a movie that could not be written.
 
     Raises:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 
-def camera(lon: float, lat: float) -> Float[ndarray, "3 3"]:
+def camera(lon: float | int, lat: float | int) -> Float[ndarray, "3 3"]:
     """Rotation that brings the point at (lon, lat), in degrees, to face the viewer with north up.
 
     Rows are the directions right, up and towards the viewer: `x @ camera(lon, lat).T` gives (right, up, depth), and

@@ -25,7 +25,7 @@ def draw_sphere(
     *,
     targets: TokenMeasure | None = None,
     names: Sequence[str] | None = None,
-    view: tuple[float, float] | None = None,
+    view: tuple[float | int, float | int] | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draw measures on the sphere in orthographic projection; a trajectory with its paths.
@@ -67,7 +67,7 @@ def draw_sphere(
 
 
 def seen_from(
-    scene: Scene, space: Float[ndarray, "T N n 3"], view: tuple[float, float] | None
+    scene: Scene, space: Float[ndarray, "T N n 3"], view: tuple[float | int, float | int] | None
 ) -> Float[ndarray, "3 3"]:
     """The camera of a still picture: the one asked for, or one that faces the mean of start and end."""
     if scene.dim == 2:

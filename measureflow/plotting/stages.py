@@ -24,7 +24,7 @@ def draw_stages(
     *,
     targets: TokenMeasure | None = None,
     names: Sequence[str] | None = None,
-    view: tuple[float, float] | None = None,
+    view: tuple[float | int, float | int] | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draw the start, and the tokens after each stage of a transformer with their paths within it.

@@ -68,7 +68,7 @@ CAMERAS += [(lon, lat) for lon in range(-170, 180, 40) for lat in (-50, -5, 35)]
 def test_land_is_filled_and_sea_is_not_from_every_side(view):
     rotation = camera(*view)
     with page():
-        figure = new_figure(6, 6)
+        figure = new_figure(6.0, 6.0)
         ball = add_ball(figure.add_axes((0, 0, 1, 1)), globe=True)
         turn_ball(ball, rotation)
         figure.canvas.draw()
