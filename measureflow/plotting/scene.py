@@ -8,9 +8,12 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
+from measureflow import sphere
 from measureflow.measures import MeasurePairs, TokenMeasure
 from measureflow.plotting.projections import principal_axes
 from measureflow.trajectory import Trajectory
+
+ARC = np.radians(5)  # longest step of a drawn path: a chord of it is within 0.1 % of the radius from the great circle
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +21,7 @@ class Scene:
     """N measures at T times as arrays, and where they should end.
 
     Args:
-        times: (T,) stored times.
+        times: (T,) stored times, and others between them where a token goes far.
         places: (T, N, n, d) points.
         weights: (N, n); 0 is padding, which is not drawn.
         targets: (N, m, d) points of the targets, or None.
@@ -48,6 +51,8 @@ def scene_of(
 ) -> Scene:
     """Arrays to draw from any result of measureflow.
 
+    Between stored times a trajectory follows great circles: points are added where a step is longer than 5 degrees.
+
     Args:
         given: a trajectory, pairs (their sources at the start, their targets as targets) or measures.
         targets: where the measures should end: one target per measure.
@@ -55,23 +60,24 @@ def scene_of(
 
     Raises:
         TypeError: nothing that can be drawn.
-        ValueError: targets or names do not fit the measures.
+        ValueError: targets or names do not fit the measures, a point of a trajectory is not finite, or a token jumps
+            to its antipode between two stored times.
     """
     if isinstance(given, MeasurePairs):
         targets = given.target if targets is None else targets
         names = given.names if names is None else names
         given = given.source
     if isinstance(given, TokenMeasure):
-        times, points, weights = np.zeros(1), given.points.unsqueeze(0), given.weights
+        times, points = np.zeros(1), _array(given.points)[None]
     elif isinstance(given, Trajectory):
-        times, points, weights = _array(given.times), given.points, given.weights
+        times, points = _along_arcs(given)
     else:
         kinds = "a Trajectory, MeasurePairs or a TokenMeasure"
         raise TypeError(f"expected {kinds} to draw, got {type(given).__name__}")
     n, d = points.shape[-2:]
-    places = _array(points).reshape(len(times), -1, n, d)
+    places = points.reshape(len(times), -1, n, d)
     count = places.shape[1]
-    flat = _array(weights).reshape(-1, n)
+    flat = _array(given.weights).reshape(-1, n)
     if targets is not None:
         ends, masses = _targets(targets, count, d)
     else:
@@ -82,8 +88,8 @@ def scene_of(
 def chart_of(scene: Scene) -> tuple[Float[ndarray, "3 d"], str]:
     """The linear chart that puts the points of a scene in R^3, and what to say about it on the page.
 
-    d = 3 is shown as it is, d = 2 as a circle in a plane, d > 3 by the three principal axes of all points at all
-    stored times and of the targets (`projections.principal_axes`): the points then lie inside the ball.
+    d = 3 is shown as it is, d = 2 as a circle in a plane, d > 3 by the three principal axes of all points of the
+    paths and of the targets (`projections.principal_axes`): the points then lie inside the ball.
     """
     if scene.dim <= 3:
         return np.eye(3, scene.dim), ""
@@ -94,6 +100,25 @@ def chart_of(scene: Scene) -> tuple[Float[ndarray, "3 d"], str]:
         weights = np.concatenate([weights, scene.target_weights.reshape(-1)])
     axes, kept = principal_axes(points, weights)
     return axes, f"3 of {scene.dim} dimensions, by principal axes; {100 * kept:.0f} % of the variance"
+
+
+def _along_arcs(path: Trajectory) -> tuple[Float[ndarray, " T"], Float[ndarray, "T *batch n d"]]:
+    real = (path.weights > 0).expand(path.points.shape[:-1])
+    bad = real & ~path.points.isfinite().all(-1)
+    if bool(bad.any()):
+        k, *place, row = (int(i) for i in bad.nonzero()[0])
+        measure = f"measure {', '.join(map(str, place))}, " if place else ""
+        got = path.points[bad][0].tolist()
+        raise ValueError(f"time {float(path.times[k]):.6g}, {measure}row {row}: expected a finite point, got {got}")
+    angles = sphere.distance(path.points[:-1], path.points[1:]).where(real[1:], 0.0)
+    longest = _array(angles).reshape(len(path) - 1, real[0].numel()).max(-1)
+    pieces = np.ceil(longest / ARC).astype(int).clip(min=1)
+    stored = _array(path.times)
+    steps = [
+        begin + (end - begin) * np.arange(k) / k for begin, end, k in zip(stored[:-1], stored[1:], pieces, strict=True)
+    ]
+    times = np.concatenate([*steps, stored[-1:]])
+    return times, np.stack([_array(path.at(float(t)).points) for t in times])
 
 
 def _array(tensor: Tensor) -> ndarray:
