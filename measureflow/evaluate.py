@@ -17,6 +17,7 @@ from measureflow.baselines import BASELINES, baseline_measures
 from measureflow.files import atomic_write
 from measureflow.flow import push_forward
 from measureflow.measures import MeasurePairs, TokenMeasure
+from measureflow.progress import progress_over
 from measureflow.transformer import Transformer
 from measureflow.transport import wasserstein
 
@@ -218,6 +219,7 @@ def evaluate(
     neighbours: int = 1,
     seed: int = 0,
     bootstrap: int = 1000,
+    progress: bool = False,
 ) -> Report:
     """Measure how far a transformer, or any measure map, leaves the sources from their targets.
 
@@ -230,6 +232,7 @@ def evaluate(
         neighbours: the baseline "nearest" takes the mean of the targets of so many nearest training atoms.
         seed: of climatology's draws, the halves and the bootstrap.
         bootstrap: resamples for the intervals.
+        progress: show a bar, or a line without a terminal, when scoring takes more than a second.
 
     Raises:
         ValueError: dimensions do not fit, the map returns another shape, or a number is out of range.
@@ -248,13 +251,20 @@ def evaluate(
         image = _image(theta_or_map, pairs)
         past = None if train is None else train.to(pairs.source.points.dtype)
         rules, notes = baseline_measures(pairs, past, neighbours=neighbours, generator=generator)
-        scores = _scores(image, pairs)
-        baselines = {name: _scores(measure, pairs) for name, measure in rules.items()}
-        noise = _noise(pairs.target, generator)
+        scores = {}
+        with progress_over("evaluate", len(rules) + 2, shown=progress) as advance:
+            for name, measure in {"map": image, **rules}.items():
+                scores[name] = _scores(measure, pairs)
+                advance(name)
+            noise = _noise(pairs.target, generator)
+            advance("noise")
     if pairs.coupling is None:
         notes.append("mean and max error: left out, the pairs have no known coupling")
-    learned = "for each pair all the others (leave one out)" if train is None else f"the {len(train)} pairs given as train"
-    return Report(tuple(pairs.names), scores, baselines, noise, pairs.globe, learned, tuple(notes), seed, bootstrap)
+    learned = "for each pair all the others (leave one out)"
+    if train is not None:
+        learned = f"the {len(train)} pairs given as train"
+    own = scores.pop("map")
+    return Report(tuple(pairs.names), own, scores, noise, pairs.globe, learned, tuple(notes), seed, bootstrap)
 
 
 def mean_of(values: Float[Tensor, " N"]) -> float:
@@ -311,8 +321,8 @@ def _image(theta_or_map: Any, pairs: MeasurePairs) -> TokenMeasure:
 
 def _scores(image: TokenMeasure, pairs: MeasurePairs) -> dict[str, Float[Tensor, " N"]]:
     found = {
-        "w2": wasserstein(image, pairs.target, p=2),
-        "w1": wasserstein(image, pairs.target, p=1),
+        "w2": wasserstein(image, pairs.target, p=2.0),
+        "w1": wasserstein(image, pairs.target, p=1.0),
     }
     if pairs.coupling is not None:
         rows = pairs.coupling.clamp(min=0).unsqueeze(-1).expand_as(image.points)
@@ -338,5 +348,5 @@ def _noise(target: TokenMeasure, generator: torch.Generator) -> Float[Tensor, " 
         halves.append(TokenMeasure(target.points[several].expand(*weights.shape, -1), weights))
     noise = torch.full((len(target),), torch.nan, dtype=torch.float64)
     if bool(several.any()):
-        noise[several.cpu()] = wasserstein(*halves, p=2).double().mean(0).cpu()
+        noise[several.cpu()] = wasserstein(*halves, p=2.0).double().mean(0).cpu()
     return noise
