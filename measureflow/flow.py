@@ -48,8 +48,8 @@ def flow(
             take fixed steps. Any other of torchdiffeq's names (dopri8, dopri5, bosh3, fehlberg2, adaptive_heun;
             midpoint, heun2, heun3, explicit_adams, implicit_adams, fixed_adams; scipy_solver) is that solver.
         rtol, atol: tolerances of adaptive solvers, relative and absolute, judged per measure as a root mean square
-            over its coordinates; None is 1e-10 and 1e-12 in float64 (dopri8: 1e-12 and 1e-13), 1e-5 and 1e-6 in float32 (for solvers of
-            order 2 and 3: 1e-6 and 1e-8, 1e-4 and 1e-5).
+            over its coordinates; None is 1e-10 and 1e-12 in float64 (dopri8: 1e-12 and 1e-13), 1e-5 and 1e-6 in
+            float32 (for solvers of order 2 and 3: 1e-6 and 1e-8, 1e-4 and 1e-5).
         steps: steps per layer of fixed-step solvers; None is 32.
         adjoint: compute gradients by solving backward in time (torchdiffeq's adjoint) instead of through the steps.
             It needs less memory, but the backward solve expands errors wherever the flow contracts: clustering by

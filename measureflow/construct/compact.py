@@ -169,9 +169,7 @@ class _CapAtoms:
     kinds: Int[Tensor, "U k"]
 
 
-def _gather_caps(
-    problem: Problem, points: Float[Tensor, "N n d"], slots: Int[Tensor, "N n"], goal: Caps
-) -> _CapAtoms:
+def _gather_caps(problem: Problem, points: Float[Tensor, "N n d"], slots: Int[Tensor, "N n"], goal: Caps) -> _CapAtoms:
     n = points.shape[1]
     # Kinds of different sources never mix.
     kinds = torch.where(problem.kinds < 0, -1, problem.kinds + n * torch.arange(len(points)).unsqueeze(1))

@@ -11,6 +11,7 @@ integrator of high order reproduces the flow to rounding; with kinks on the path
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -81,7 +82,9 @@ def _candidate_rims(
         -4 * torch.rand(N, half, generator=generator, dtype=dtype, device=points.device)
     )
     base = gather(atom)
-    free = sphere.project(sphere.exp(base, reach.unsqueeze(-1) * sphere.project(sphere.tangent(base, normal(N, half, d)))))
+    free = sphere.project(
+        sphere.exp(base, reach.unsqueeze(-1) * sphere.project(sphere.tangent(base, normal(N, half, d))))
+    )
     free_side = sphere.tangent(free, normal(N, half, d))
 
     k = half
@@ -203,7 +206,7 @@ def _flow(rims: Rims, W: Float[Tensor, "N m d"], points: Points, time: float) ->
     ends = points.new_tensor([0.0, time])
     # A step ends at the end: torchdiffeq would otherwise pass it and interpolate, at order 4.
     options = {"norm": norm, "step_t": ends[1:]}
-    moved = odeint(field, points, ends, method="dopri8", rtol=0.0, atol=1e-13, options=options)
+    moved: Any = odeint(field, points, ends, method="dopri8", rtol=0.0, atol=1e-13, options=options)
     return sphere.project(moved[-1])
 
 
@@ -334,4 +337,3 @@ def match(
     left = sphere.distance(points, goals).amax(-1)
     measure = int(left.argmax())
     raise NotConvergedError(f"matching: measure {measure} stays {float(left[measure]):.2g} rad from its goals")
-

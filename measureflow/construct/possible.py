@@ -88,7 +88,9 @@ def _settle_given(pairs: MeasurePairs) -> Settled:
         carried.index_add_(0, over, sources.measure.weights[i, : len(over)])
         off = (carried - targets.measure.weights[i]).abs().max()
         if float(off) > 1e-9:
-            raise NoTransportMapError(f"pair {name!r}: the coupling does not carry the weights; off by {float(off):.3g}")
+            raise NoTransportMapError(
+                f"pair {name!r}: the coupling does not carry the weights; off by {float(off):.3g}"
+            )
         maps.append(over)
     return Settled(sources, targets, maps, tuple(0.0 for _ in maps), given=True)
 
@@ -104,4 +106,3 @@ def _over_places(
     for row in order.tolist():
         over[source_rows[row]] = target_rows[rows[row]]
     return over
-

@@ -97,4 +97,3 @@ def _rows_in(target: TokenMeasure, i: int, first: int) -> Int[Tensor, " m"]:
     """Row, in the first of two equal targets, of each atom of the other."""
     a, b = target.points[i][target.weights[i] > 0], target.points[first][target.weights[first] > 0]
     return (a.unsqueeze(1) == b.unsqueeze(0)).all(-1).long().argmax(1)
-

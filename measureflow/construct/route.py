@@ -185,7 +185,9 @@ def route(
     return legs
 
 
-def _best_detour(now: Tensor, radii: Tensor, goals: Tensor, left: Bool[Tensor, " N"], tries: Tensor) -> list[Leg] | None:
+def _best_detour(
+    now: Tensor, radii: Tensor, goals: Tensor, left: Bool[Tensor, " N"], tries: Tensor
+) -> list[Leg] | None:
     best: tuple[float, list[Leg]] | None = None
     for mover in left.nonzero()[:16, 0].tolist():
         first, gamma1, second, gamma2 = _via(now, radii, goals, mover, tries)

@@ -174,7 +174,8 @@ def _nearest(
     """Images of the source atoms, W2 reached, and a lower bound on it."""
     share = b.mean()
     times = np.round(a / share).astype(int)
-    whole = np.all(np.abs(b - share) <= SAME_WEIGHT * share) and np.all(np.abs(a - times * share) <= SAME_WEIGHT * share)
+    slack = SAME_WEIGHT * share
+    whole = np.all(np.abs(b - share) <= slack) and np.all(np.abs(a - times * share) <= slack)
     if whole and times.min() >= 1 and times.max() == 2:
         return _by_matching(points, times, goals)
     images, w2 = _by_alternation(points, a, goals, b)
@@ -202,7 +203,7 @@ def _by_matching(
     lower = np.concatenate([np.zeros(m), [len(doubles)]])
     solved = milp(
         cost,
-        constraints=LinearConstraint(incidence, lower, limits),
+        constraints=LinearConstraint(incidence, lower, limits),  # pyright: ignore[reportArgumentType]  # arrays serve
         integrality=np.ones(len(i)),
         bounds=Bounds(0, 1),
         options={"time_limit": MATCHING_SECONDS, "mip_rel_gap": 0.0},

@@ -41,9 +41,7 @@ def unequal_weights() -> MeasurePairs:
 def weights_in_groups() -> MeasurePairs:
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).repeat(2, 1)
     halves = torch.full((2, 2), 0.5, dtype=torch.float64)
-    return MeasurePairs(
-        TokenMeasure(uniform(2, 4, 3, seed=1), weights), TokenMeasure(uniform(2, 2, 3, seed=2), halves)
-    )
+    return MeasurePairs(TokenMeasure(uniform(2, 4, 3, seed=1), weights), TokenMeasure(uniform(2, 2, 3, seed=2), halves))
 
 
 def antipodal_pairs() -> MeasurePairs:
