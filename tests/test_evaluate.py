@@ -348,7 +348,6 @@ def test_a_value_of_zero_stands_left_of_the_log_axis():
     assert any(np.all(line.get_xdata() == left) and len(line.get_xdata()) == 4 for line in axes.lines)
 
 
-@pytest.mark.slow
 def test_reference_figures_of_the_storms():
     """Fitted on 1980-2014, mean over 2015-2024, km: computed by other code, with other draws, from the same table."""
     train, later = storms(years=range(1980, 2015)), storms(years=range(2015, 2025))
