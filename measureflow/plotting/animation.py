@@ -93,6 +93,8 @@ def animate(
     width, height = _even(size)
     if not (0 <= trail < math.inf and math.isfinite(turn)):
         raise ValueError(f"trail, turn: expected seconds of at least 0 and finite degrees, got {trail} and {turn}")
+    if not isinstance(path, Trajectory):
+        raise TypeError(f"path: expected the Trajectory that `flow` returns, got {type(path).__name__}")
     scene = scene_of(path, targets, names)
     times = frame_times(path, frames, pace)
     check_movie_file(file, fps)
@@ -115,6 +117,10 @@ def animate(
 def frame_times(path: Trajectory, frames: int, pace: str) -> list[float]:
     """The time that each frame of a movie shows; the first and last few show the start and the end.
 
+    By distance, no two frames in a row are further apart than L / (m - 1) in mean displacement of tokens, where L is
+    the mean length of their paths and m the number of frames that do not stand still; they are exactly as far apart
+    where both lie between the same two stored times, and closer only where tokens turn between the two.
+
     Args:
         path: the trajectory.
         frames: number of frames.
@@ -125,7 +131,7 @@ def frame_times(path: Trajectory, frames: int, pace: str) -> list[float]:
     """
     if pace not in ("distance", "time"):
         raise ValueError(f"pace: expected 'distance' or 'time', got {pace!r}")
-    times = path.times.double().numpy()
+    times = path.times.detach().double().cpu().numpy()
     before, after = (int(share * frames) for share in STILL)
     moving = np.linspace(0, 1, frames - before - after) if frames > 1 else np.ones(1)
     share = np.concatenate([np.zeros(before), moving, np.ones(after)])
@@ -144,7 +150,7 @@ def _displacements(path: Trajectory) -> Float[ndarray, " steps"]:
     """Mean angle by which tokens move between stored times, all measures alike."""
     points = path.points.detach()
     step = (sphere.distance(points[:-1], points[1:]) * path.weights.detach()).sum(-1)
-    return step.reshape(len(points) - 1, -1).mean(-1).double().cpu().numpy()
+    return step.reshape(len(points) - 1, path.weights[..., 0].numel()).mean(-1).double().cpu().numpy()
 
 
 def _frame_count(seconds: float | int, fps: float | int) -> int:
@@ -157,7 +163,9 @@ def _frame_count(seconds: float | int, fps: float | int) -> int:
 
 
 def _even(size: tuple[int, int]) -> tuple[int, int]:
-    if len(size) != 2 or not all(isinstance(side, int) and side >= 64 for side in size):
+    if not (
+        isinstance(size, Sequence) and len(size) == 2 and all(isinstance(side, int) and side >= 64 for side in size)
+    ):
         raise ValueError(f"size: expected width and height of at least 64 pixels, got {size}")
     return size[0] + size[0] % 2, size[1] + size[1] % 2
 

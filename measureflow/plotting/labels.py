@@ -31,14 +31,13 @@ def write(figure: Figure, x: float, y: float, text: str, **options: Any) -> Text
 def header(figure: Figure, names: Sequence[str], colours: Sequence[str], title: str | None) -> float:
     """Title, and the names of the pairs with their colours, from the top; give the height (inches) that they take.
 
-    A title too long for the page is set in smaller letters. Names run in rows; more than 16 pairs are labelled by
-    their colours in a row between the first and the last name.
+    A title or name too long for the page is set in smaller letters. Names run in rows; more than 16 pairs are labelled
+    by their colours in a row between the first and the last name.
     """
     down = 0.15
     if title:
         text = write(figure, MARGIN, -down, title, size=TITLE, va="top", weight="bold")
-        room = figure.get_figwidth() - 2 * MARGIN
-        text.set_fontsize(TITLE * min(1.0, room / text_width(figure, text)))
+        _fit(figure, text, figure.get_figwidth() - 2 * MARGIN)
         down += 0.42
     if not names:
         return down
@@ -52,6 +51,7 @@ def _named_dots(figure: Figure, names: Sequence[str], colours: Sequence[str], do
     x, y = MARGIN, -down - 0.12
     for name, colour in zip(names, colours, strict=True):
         text = write(figure, 0.0, y, name, size=NAME, va="center_baseline")
+        _fit(figure, text, right - MARGIN - 0.2)
         wide = 0.2 + text_width(figure, text)
         if x > MARGIN and x + wide > right:
             x, y = MARGIN, y - 0.27
@@ -65,6 +65,8 @@ def _ramp(figure: Figure, names: Sequence[str], colours: Sequence[str], down: fl
     y = -down - 0.12
     first = write(figure, MARGIN, y, names[0], size=NAME, va="center_baseline")
     last = write(figure, 0.0, y, names[-1], size=NAME, va="center_baseline")
+    for text in (first, last):
+        _fit(figure, text, figure.get_figwidth() / 3)
     x = MARGIN + text_width(figure, first) + 0.2
     room = figure.get_figwidth() - MARGIN - x - text_width(figure, last) - 0.2
     step = min(0.13, max(room, 0.0) / len(colours))
@@ -94,6 +96,12 @@ def text_width(figure: Figure, text: Text) -> float:
     """Width in inches of text on a figure."""
     canvas: Any = figure.canvas  # Agg's, which can measure
     return text.get_window_extent(canvas.get_renderer()).width / figure.dpi
+
+
+def _fit(figure: Figure, text: Text, room: float) -> None:
+    width = text_width(figure, text)
+    if width > room:
+        text.set_fontsize(float(text.get_fontsize()) * room / width)
 
 
 def _dot(figure: Figure, x: float, y: float, **look: Any) -> None:

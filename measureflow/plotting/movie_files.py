@@ -33,11 +33,14 @@ def write_mp4(
     """
     height, width = samples[0].shape[:2]
     source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -framerate {fps:.6g} -i -"
+    # The matrix from RGB is named in the file: players guess another one below 720 lines than above.
+    matrix = "-vf scale=out_color_matrix=bt709:flags=accurate_rnd"
+    matrix += " -colorspace bt709 -color_primaries bt709 -color_trc bt709"
     # One thread, and no encoder's name or date in the file: the same bytes on every run.
     codec = "-an -c:v libx264 -preset medium -crf 17 -pix_fmt yuv420p -threads 1 -flags:v +bitexact -fflags +bitexact"
-    command = [ffmpeg(), "-y", "-loglevel", "error", *source.split(), *codec.split(), "-movflags", "+faststart"]
+    options = f"-y -loglevel error {source} {matrix} {codec} -movflags +faststart"
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen([*command, str(file)], stdin=subprocess.PIPE, stderr=log)
+        process = subprocess.Popen([ffmpeg(), *options.split(), str(file)], stdin=subprocess.PIPE, stderr=log)
         pipe: Any = process.stdin
         try:
             with suppress(BrokenPipeError):  # ffmpeg has stopped: its log says why

@@ -16,9 +16,14 @@ def camera(lon: float | int, lat: float | int) -> Float[ndarray, "3 3"]:
     Rows are the directions right, up and towards the viewer: `x @ camera(lon, lat).T` gives (right, up, depth), and
     a point of the sphere is in front where depth >= 0 (orthographic projection).
 
+    Raises:
+        ValueError: the latitude is outside [-90, 90] or the longitude is not finite.
+
     >>> np.round(camera(0.0, 0.0) @ [1.0, 0.0, 0.0]).tolist()
     [0.0, 0.0, 1.0]
     """
+    if not (abs(lat) <= 90 and np.isfinite(lon)):
+        raise ValueError(f"view: expected a finite longitude and a latitude in [-90, 90], got lon, lat = {lon}, {lat}")
     lam, phi = np.radians(lon), np.radians(lat)
     right = [-np.sin(lam), np.cos(lam), 0.0]
     up = [-np.sin(phi) * np.cos(lam), -np.sin(phi) * np.sin(lam), np.cos(phi)]

@@ -1,4 +1,6 @@
 import subprocess
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -131,6 +133,37 @@ def test_pace_by_distance_moves_tokens_evenly_and_passes_over_rest():
     np.testing.assert_allclose(by_time[1:-5], 100 / 43, rtol=1e-9)
 
 
+def test_pace_by_distance_is_bounded_where_tokens_turn():
+    path = clusters(3, times=12)  # coarse: tokens turn at stored times
+    m = 200 - 6 - 20
+    places = [path.at(t).points for t in frame_times(path, 200, "distance")]
+    steps = np.array([float(sphere.distance(x, y).mean()) for x, y in pairwise(places)])
+    whole = float(sphere.distance(path.points[:-1], path.points[1:]).mean((-1, -2)).sum())
+    bound = whole / (m - 1)
+    assert (steps <= bound * (1 + 1e-9)).all()
+    # Frames on either side of a stored time are closer: there are 10 of those.
+    assert (np.abs(steps - bound) < 1e-9 * bound).sum() >= m - 1 - 10
+
+
+def test_mp4_names_its_colours_and_keeps_them(tmp_path):
+    token = sphere.from_lonlat(torch.zeros(1).double(), torch.zeros(1).double())
+    file = animate(at_rest(token), tmp_path / "m.mp4", view=(0, 0), **SMALL | {"size": (720, 720)})
+    about = subprocess.run([ffmpeg(), "-i", str(file)], capture_output=True, text=True, check=False).stderr
+    assert "bt709" in about
+    frame = read(file, 720, 720)[0].astype(int)
+    assert (frame[:5, :5] == 255).all()
+    # The inner pixels of the dot, read by the matrix named in the file: 8 bits and crf 17 leave a few units.
+    assert (np.abs(frame - [0, 114, 178]).max(-1) <= 6).sum() > 10
+
+
+def test_one_stored_time_is_a_movie_that_stands_still(tmp_path):
+    path = at_rest(torch.eye(3).double())
+    once = replace(path, times=path.times[:1], points=path.points[:1])
+    for number in (once, replace(once, points=once.points[:, None], weights=once.weights[None])):
+        assert frame_times(number, 3, "distance") == [0.0] * 3
+        assert len(read(animate(number, tmp_path / "m.gif", turn=50, **SMALL), 96, 96)) == 8
+
+
 def test_one_frame_of_what_does_not_move(tmp_path):
     path = at_rest(torch.eye(3).double())
     assert frame_times(path, 5, "distance") == frame_times(path, 5, "time") == [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -182,6 +215,17 @@ def test_bad_input_is_named(tmp_path):
         animate(path, tmp_path / "m.gif", trail=-1)
     with pytest.raises(ValueError, match="targets: expected 2"):
         animate(path, tmp_path / "m.gif", targets=path.start[0])
+    with pytest.raises(TypeError, match="expected the Trajectory that `flow` returns, got TokenMeasure"):
+        animate(path.start, tmp_path / "m.gif")
+    with pytest.raises(ValueError, match="size: expected width and height"):
+        animate(path, tmp_path / "m.gif", size=96)
+    for view in ((float("nan"), 0), (0, 91)):
+        with pytest.raises(ValueError, match=r"view: expected a finite longitude and a latitude in \[-90, 90\]"):
+            animate(path, tmp_path / "m.gif", view=view)
+    points = path.points.clone()
+    points[3, 0, 1, 2] = float("inf")
+    with pytest.raises(ValueError, match=r"^time 0\.155172, measure 0, row 1: expected a finite point"):
+        animate(replace(path, points=points), tmp_path / "m.gif")
     assert list(tmp_path.iterdir()) == []
 
 

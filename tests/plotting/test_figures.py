@@ -126,6 +126,15 @@ def test_p46_names_and_titles_are_shown_as_they_are(draw):
     pixels(figure)
 
 
+@pytest.mark.parametrize("count", [2, 20])
+def test_p46_long_names_and_titles_stay_on_the_page(count):
+    figure = draw_sphere(clusters(3, n_measures=count), names=["a long name " * 20] * count, title="word " * 60)
+    renderer = figure.canvas.get_renderer()
+    for text in figure.texts:
+        box = text.get_window_extent(renderer)
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
 def test_colours_are_distinct():
     assert pair_colours(8) == list(OKABE_ITO)
     for n in (1, 5, 9, 45):
