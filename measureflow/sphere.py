@@ -106,7 +106,8 @@ def log(x: Float[Tensor, "*#batch d"], y: Float[Tensor, "*#batch d"]) -> Float[T
     if bool(bad.any()):
         raise ValueError(f"{first_row(bad)}: the points are antipodal, so no shortest path between them is unique")
     chord = torch.linalg.vector_norm(x - y, dim=-1)
-    u = tangent(x.expand_as(x + y), y - x)
+    # P_x y, from the shorter of y ∓ x: rounding in the length of x would count twice near the antipode.
+    u = tangent(x.expand_as(x + y), torch.where((chord < antichord).unsqueeze(-1), y - x, y + x))
     # sin(angle) = |x - y| |x + y| / 2, without the cancellation of the tangent part near π.
     sine = chord * antichord / 2
     small = chord < 1e-3
@@ -135,6 +136,12 @@ def geodesic(
     return exp(x, share * log(x, y))
 
 
+def _check_length(name: str, w: Tensor, advice: str) -> None:
+    off = (torch.linalg.vector_norm(w.detach(), dim=-1) - 1).abs().amax()
+    if not bool(off < 16 * torch.finfo(w.dtype).eps):
+        raise ValueError(f"{name}: expected length 1, off by {float(off):.3g}; {advice}")
+
+
 def drift(
     x: Float[Tensor, "*batch d"], w: Float[Tensor, "*#batch d"], s: float | Float[Tensor, "*#batch"]
 ) -> Float[Tensor, "*batch d"]:
@@ -159,10 +166,7 @@ def drift(
     tensor([ 0.7616, -1.0000])
     """
     time = torch.as_tensor(s, dtype=x.dtype, device=x.device)
-    length = torch.linalg.vector_norm(w.detach(), dim=-1)
-    off = (length - 1).abs().amax()
-    if not bool(off < 16 * torch.finfo(x.dtype).eps):
-        raise ValueError(f"w: expected length 1, off by {float(off):.3g}; pass w / |w|, its speed goes into s")
+    _check_length("w", w, "pass w / |w|, its speed goes into s")
     longest = -math.log(torch.finfo(x.dtype).tiny) / 2
     if not bool(time.detach().abs().amax() < longest):
         raise ValueError(f"s: expected |s| < {longest:.0f} for {x.dtype}, got {float(time.abs().amax()):.6g}")
@@ -199,7 +203,7 @@ def von_mises_fisher(
         concentration: at least 0 (0 is uniform); the spread is about 1/sqrt(concentration) radians a direction.
 
     Raises:
-        ValueError: the concentration is negative or not finite.
+        ValueError: the concentration is negative or not finite, or the mean is not of length 1.
 
     Source: Wood (1994), "Simulation of the von Mises Fisher distribution", algorithm VM*, in 1 - <mean, x>.
 
@@ -210,26 +214,26 @@ def von_mises_fisher(
     """
     if not (0 <= concentration < math.inf):
         raise ValueError(f"concentration: expected a finite number of at least 0, got {concentration}")
+    _check_length("mean", mean, "pass measureflow.sphere.project(mean)")
     d, kappa = mean.shape[-1], concentration
-
-    def draw(k: int) -> Tensor:
-        return uniform(k, d, generator=generator, dtype=mean.dtype)
-
-    b = (d - 1) / (2 * kappa + math.sqrt(4 * kappa**2 + (d - 1) ** 2))
+    # All in float64: in float32 the smallest gaps between <mean, x> and 1 would be 0 from concentrations of 1e38 on.
+    b = (d - 1) / 2 / (kappa + math.hypot(kappa, (d - 1) / 2))
     gap0 = 2 * b / (1 + b)  # 1 - x0 of the paper
-    accepted = torch.zeros(0, dtype=mean.dtype, device=mean.device)
+    accepted = mean.new_zeros(0, dtype=torch.float64)
     while len(accepted) < n:
         k = 2 * (n - len(accepted)) + 16
-        z = (1 + draw(k)[:, 0]) / 2  # Beta((d-1)/2, (d-1)/2)
-        gap = 2 * b * z / (1 - (1 - b) * z)  # 1 - <mean, x>
-        u = torch.rand(k, generator=generator, dtype=mean.dtype, device=mean.device)
-        ratio = torch.log((gap + gap0 - gap * gap0) / (gap0 * (2 - gap0)))
-        keep = kappa * (gap0 - gap) + (d - 1) * ratio >= torch.log(u)
+        z = (1 + uniform(k, d, generator=generator)[:, 0]) / 2  # Beta((d-1)/2, (d-1)/2)
+        ratio = 2 * z / (1 - (1 - b) * z)  # of gaps: that of the draw is b times this
+        gap = b * ratio
+        u = torch.rand(k, generator=generator, dtype=torch.float64, device=generator.device)
+        # log((1 - x0 x) / (1 - x0²)) with both sides divided by b.
+        change = torch.log((ratio * (1 - gap0) + 2 / (1 + b)) / (2 / (1 + b) * (2 - gap0)))
+        keep = kappa * b * (2 / (1 + b) - ratio) + (d - 1) * change >= torch.log(u)
         accepted = torch.cat([accepted, gap[keep]])
     gap = accepted[:n]
-    across = project(tangent(mean.expand(n, d), draw(n)))
+    across = project(tangent(mean.double().expand(n, d), uniform(n, d, generator=generator)))
     sine = torch.sqrt(gap * (2 - gap))
-    return project((1 - gap).unsqueeze(-1) * mean + sine.unsqueeze(-1) * across)
+    return project((1 - gap).unsqueeze(-1) * mean.double() + sine.unsqueeze(-1) * across).to(mean.dtype)
 
 
 def from_lonlat(lon: Float[Tensor, "*batch"], lat: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 3"]:
@@ -263,6 +267,17 @@ def to_lonlat(x: Float[Tensor, "*batch 3"]) -> tuple[Float[Tensor, "*batch"], Fl
     return torch.where(lon >= 180, lon - 360, lon), lat
 
 
+def _check_scale(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}: expected a positive number, got {value}")
+
+
+def _check_finite(y: Tensor) -> None:
+    bad = ~y.isfinite().all(-1)
+    if bool(bad.any()):
+        raise ValueError(f"{first_row(bad)}: expected a finite vector, got {y[bad][0].tolist()}")
+
+
 def lift_stereographic(y: Float[Tensor, "*batch k"], scale: float) -> Float[Tensor, "*batch k+1"]:
     """Lift flat points of R^k to S^k by the inverse stereographic projection from the last axis.
 
@@ -272,27 +287,30 @@ def lift_stereographic(y: Float[Tensor, "*batch k"], scale: float) -> Float[Tens
     Angles are kept; lengths near the origin grow by 2/scale. Undone by `lower_stereographic`.
 
     Raises:
-        ValueError: `scale` is not positive.
+        ValueError: `scale` is not positive, or a row is not finite; the row is named.
 
     >>> lift_stereographic(torch.tensor([1.0, 0.0]), 1.0)
     tensor([1., 0., 0.])
     """
-    if not scale > 0:
-        raise ValueError(f"scale: expected a positive number, got {scale}")
+    _check_scale("scale", scale)
+    _check_finite(y)
     r = y / scale
-    square = r.square().sum(-1, keepdim=True)
-    return torch.cat([2 * r, square - 1], dim=-1) / (square + 1)
+    # Written so that far points, whose square is infinite, go to the pole.
+    share = 2 / (r.square().sum(-1, keepdim=True) + 1)
+    return torch.cat([share * r, 1 - share], dim=-1)
 
 
 def lower_stereographic(x: Float[Tensor, "*batch d"], scale: float) -> Float[Tensor, "*batch d-1"]:
     """Undo `lift_stereographic`: points of S^{d-1} back to R^{d-1}.
 
     Raises:
-        ValueError: a row is the pole of the projection, which is the image of infinity; the row is named.
+        ValueError: `scale` is not positive, or a row is the pole of the projection, which is the image of infinity;
+            the row is named.
 
     >>> lower_stereographic(torch.tensor([1.0, 0.0, 0.0]), 1.0)
     tensor([1., 0.])
     """
+    _check_scale("scale", scale)
     across, last = x[..., :-1], x[..., -1:]
     square = across.square().sum(-1, keepdim=True)
     bad = ((square == 0) & (last > 0))[..., 0]
@@ -309,13 +327,12 @@ def lift_append(y: Float[Tensor, "*batch k"], constant: float) -> Float[Tensor, 
     Straight lines go to great circles (gnomonic projection). Undone by `lower_append`.
 
     Raises:
-        ValueError: `constant` is not positive.
+        ValueError: `constant` is not positive, or a row is not finite; the row is named.
 
     >>> lift_append(torch.tensor([3.0]), 4.0)
     tensor([0.6000, 0.8000])
     """
-    if not constant > 0:
-        raise ValueError(f"constant: expected a positive number, got {constant}")
+    _check_scale("constant", constant)
     return project(torch.cat([y, torch.full_like(y[..., :1], constant)], dim=-1))
 
 
@@ -323,11 +340,13 @@ def lower_append(x: Float[Tensor, "*batch d"], constant: float) -> Float[Tensor,
     """Undo `lift_append`: points of the open upper half sphere back to R^{d-1}.
 
     Raises:
-        ValueError: a row is not in the open upper half (last coordinate <= 0); the row is named.
+        ValueError: `constant` is not positive, or a row is not in the open upper half (last coordinate <= 0); the row
+            is named.
 
     >>> lower_append(torch.tensor([0.6, 0.8]), 4.0)
     tensor([3.])
     """
+    _check_scale("constant", constant)
     bad = ~(x[..., -1] > 0)
     if bool(bad.any()):
         raise ValueError(f"{first_row(bad)}: expected a last coordinate above 0, got {float(x[bad][0, -1]):.6g}")
