@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="With any command, --debug shows the trace of an error. Exit codes: 0 done, 1 the work failed, 2 wrong "
-    "usage or a bad file, 130 interrupted.",
+    "usage or a bad file, 130 interrupted. One thread is used, or as many as OMP_NUM_THREADS says.",
 )
 
 PairsFile = Annotated[Path, typer.Argument(metavar="PAIRS", help="Pairs, as .csv, .parquet or .npz.")]
@@ -288,6 +289,10 @@ def main(arguments: list[str] | None = None) -> None:
         # Names that the terminal has no letters for are shown by their codes.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if "OMP_NUM_THREADS" not in os.environ:
+        # On a busy machine threads that wait for each other at every small matrix made a construction ten times
+        # slower; on a quiet one a second thread gains little.
+        torch.set_num_threads(1)
     # A polite kill is handled like Ctrl-C, so that partial files are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(_guarded(lambda: app(given or ["--help"], prog_name="measureflow", standalone_mode=False), debug))
