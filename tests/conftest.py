@@ -7,6 +7,11 @@ import sys
 
 import pytest
 import torch
+from hypothesis import settings
+
+# How long one example takes says nothing on a busy machine.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 if "--typecheck" in sys.argv:
     from jaxtyping import install_import_hook
