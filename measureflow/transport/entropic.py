@@ -24,8 +24,9 @@ def sinkhorn_divergence(
     half the squared distance and the entropy term included, so that S tends to W2²/2 as blur tends to 0. POT's
     `sinkhorn2` with M = d²/2 and reg = blur² gives <P, M> alone. The blur is lowered from the sphere's diameter by
     `scaling` a step and not iterated further: at 0.9 values for a few atoms were seen 1 to 3 % too small, at 0.99 under
-    1 %, for ten times the steps. The value may fall below 0 by that error; between a measure and itself it is 0. Differentiable in points and weights of both measures, with finite gradients where
-    atoms coincide; the gradient in weights is 0 on padding.
+    1 %, for ten times the steps. The value may fall below 0 by that error; between a measure and itself it is 0.
+    Differentiable in points and weights of both measures, with finite gradients where atoms coincide; the gradient in
+    weights is 0 on padding.
 
     Args:
         mu, nu: measures, matched up by broadcasting of their batches.
