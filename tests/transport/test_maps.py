@@ -13,7 +13,7 @@ from tests.problems import random_measures
 
 def drawn(n: int, seed: int, weights: list[float] | None = None) -> TokenMeasure:
     points = sphere.uniform(n, 3, generator=torch.Generator().manual_seed(seed))
-    return TokenMeasure(points, None if weights is None else torch.tensor(weights, dtype=torch.float64))
+    return TokenMeasure(points, torch.tensor(weights or [1 / n] * n, dtype=torch.float64))
 
 
 def groups_exist(a: list[float], b: list[float]) -> bool:
