@@ -63,13 +63,15 @@ print(f"there and back: {float(error) * KM * 1000:.2g} m at most")
 
 # %% [markdown]
 # ## Draw
-# Every token follows the velocity that its own season and its own place give it.
+# Each season is gathered into a small cap (disentangle), the caps are led to where those of the targets are (route),
+# the storms inside each are led to their targets' places (resize, match), and the targets' own gathering is undone
+# (restore).
 
 # %%
 path = mf.flow(theta, pairs.source, theta.even_times(400))
 shown = {"targets": pairs.target, "names": pairs.names}
-mf.plotting.draw_sphere(path, FIGURES / "01_storms.png", **shown)
-mf.plotting.draw_stages(path, FIGURES / "01_storms_stages.png", **shown)
-mf.animate(path, FIGURES / "01_storms.gif", seconds=8, fps=10, size=(480, 480), progress=False, **shown)
+mf.plotting.draw_map(pairs, FIGURES / "01_storms_map.png")
+mf.plotting.draw_stages(path, FIGURES / "01_storms.png", **shown)
+mf.animate(path, FIGURES / "01_storms.gif", seconds=8, fps=8, size=(420, 420), progress=False, **shown)
 for file in sorted(FIGURES.glob("01_storms*")):
     print(f"wrote figures/{file.name}, {file.stat().st_size / 1e6:.1f} MB")
