@@ -6,7 +6,7 @@ import torch
 
 from measureflow.construct.certificate import Certificate, Construction
 from measureflow.construct.compact import build
-from measureflow.construct.possible import settle
+from measureflow.construct.possible import Settled, settle
 from measureflow.construct.problem import pose
 from measureflow.flow import push_forward
 from measureflow.measures import MeasurePairs
@@ -19,6 +19,16 @@ __all__ = ["MODES", "STAGES", "Certificate", "Construction", "construct"]
 MODES = ("compact",)
 STAGES = ("gather", "disentangle", "route", "resize", "match", "merge", "restore")
 """What the layers of a construction are for, in this order."""
+
+
+STEPS = 5
+
+ATTEMPTS = 3
+"""Constructions tried, with other random neurons, until the check is passed; the best one is kept."""
+
+ENOUGH = 2e-8
+"""W2 (radians) above the least possible at which a construction is taken at once. Where atoms nearly touch, the
+matching of some seeds amplifies rounding more than that of others."""
 
 
 def construct(
@@ -69,27 +79,47 @@ def construct(
     pairs = pairs.to(torch.float64)
     began = time.perf_counter()
     settled = settle(pairs, follow_coupling=match == "given", allow_inexact=allow_inexact)
-    with progress_over("construct", 5, shown=progress) as advance_bar, torch.no_grad():
-        problem = pose(settled.maps, settled.sources, settled.targets, free=not settled.given)
-        layers, separation = build(problem, seed=seed, on_stage=advance_bar)
-        theta = Transformer([balanced(layer) for layer in layers])
-        built = time.perf_counter() - began
-        advance_bar("check")
-        exact = wasserstein(push_forward(theta, pairs.source), pairs.target).tolist()
-        independent = wasserstein(push_forward(theta, pairs.source, solver="dopri8"), pairs.target).tolist()
-    certificate = Certificate(
-        tuple(pairs.names),
-        tuple(independent),
-        tuple(exact),
-        tuple(settled.best_w2),
-        theta.stages,
-        theta.switches,
-        len(theta.layers),
-        theta.num_parameters,
-        theta.norm,
-        separation,
-        {"construct": round(built, 3), "check": round(time.perf_counter() - began - built, 3)},
-        seed,
-    )
+    problem = pose(settled.maps, settled.sources, settled.targets, free=not settled.given)
+    best: tuple[Transformer, Certificate] | None = None
+    with progress_over("construct", STEPS, shown=progress) as advance_bar, torch.no_grad():
+        for attempt in range(ATTEMPTS):
+            layers, separation = build(problem, seed=seed + 1000 * attempt, on_stage=advance_bar)
+            theta = Transformer([balanced(layer) for layer in layers])
+            advance_bar("check")
+            certificate = _certify(theta, pairs, settled, separation, began, seed)
+            if best is None or certificate.above_best < best[1].above_best:
+                best = theta, certificate
+            if certificate.above_best <= ENOUGH:
+                break
+    assert best is not None
+    theta, certificate = best
     metadata = {"made_by": "measureflow.construct", "mode": mode, "match": match, "certificate": certificate.to_dict()}
     return Construction(theta.layers, metadata, certificate=certificate)
+
+
+def _certify(
+    theta: Transformer,
+    pairs: MeasurePairs,
+    settled: Settled,
+    separation: dict[str, float],
+    began: float,
+    seed: int,
+) -> Certificate:
+    built = time.perf_counter() - began
+    exact = wasserstein(push_forward(theta, pairs.source), pairs.target)
+    independent = wasserstein(push_forward(theta, pairs.source, solver="dopri8"), pairs.target)
+    checked = time.perf_counter() - began - built
+    return Certificate(
+        names=tuple(pairs.names),
+        w2=tuple(independent.tolist()),
+        w2_exact=tuple(exact.tolist()),
+        best_w2=tuple(settled.best_w2),
+        stages=theta.stages,
+        switches=theta.switches,
+        layers=len(theta.layers),
+        parameters=theta.num_parameters,
+        norm=theta.norm,
+        separation=separation,
+        seconds={"construct": round(built, 3), "check": round(checked, 3)},
+        seed=seed,
+    )

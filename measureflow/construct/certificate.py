@@ -43,6 +43,11 @@ class Certificate:
         """Largest W2 over the pairs (radians), by the independent integration."""
         return max(self.w2)
 
+    @property
+    def above_best(self) -> float:
+        """Largest W2 over the pairs beyond the least that any map can reach (radians)."""
+        return max(w2 - best for w2, best in zip(self.w2, self.best_w2, strict=True))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return asdict(self)
