@@ -16,7 +16,7 @@ settings.load_profile("untimed")
 if "--typecheck" in sys.argv:
     from jaxtyping import install_import_hook
 
-    install_import_hook("measureflow", "beartype.beartype")
+    install_import_hook("measureflow", "numeric_tower.check")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

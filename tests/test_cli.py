@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,7 +226,9 @@ def test_ctrl_c_leaves_one_line_130_and_no_file(tmp_path: Path) -> None:
     mf.write_pairs(mf.datasets.storms(years=range(2015, 2025)), tmp_path / "storms.csv")
     command = [sys.executable, "-m", "measureflow", "construct", "storms.csv", "-o", "theta.safetensors"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    time.sleep(6)  # long enough to be at work; ten seasons take far longer
+    assert process.stderr is not None
+    # The first line of progress shows that it is at work; it has far to go.
+    assert process.stderr.readline().startswith("construct: ")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
