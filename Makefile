@@ -26,10 +26,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/basedpyright
 
 bench: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks
+	$(TESTENV) $(BIN)/python -m benchmarks
 
 figures: $(VENV)/.installed-test
-	for script in examples/*.py; do echo $$script; $(BIN)/python $$script || exit 1; done
+	for script in examples/*.py; do echo $$script; $(TESTENV) $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) measureflow-demo

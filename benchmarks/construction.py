@@ -31,8 +31,8 @@ class Built:
 
 
 def run(quick: bool) -> list[Built]:
-    """Clusters to clusters (d = 3) over N at n = 24, the largest of the specified cases, and storms."""
-    sizes = ((2, 8), (4, 8)) if quick else ((4, 24), (8, 24), (16, 24), (32, 24), (8, 64))
+    """Clusters to clusters (d = 3) over N at n = 16, the largest of the specified cases, and storms."""
+    sizes = ((2, 8), (4, 8)) if quick else ((4, 16), (8, 16), (16, 16), (32, 16), (8, 64))
     problems = {f"clusters, N = {N}, n = {n}": mf.datasets.clusters(N, n, 3, seed=0) for N, n in sizes}
     if not quick:
         problems["five seasons of storms"] = mf.datasets.storms(years=range(2020, 2025))

@@ -50,7 +50,7 @@ def run(
     theta = construct(pairs, seed=seed, progress=progress)
     save(theta, place("theta.safetensors", "the transformer"))
     say(f"{theta.certificate}\n")
-    say(f"largest W2 on the globe: {theta.certificate.worst * EARTH_RADIUS_KM * 1e6:.2g} mm\n")
+    say(f"largest W2 on the globe: {theta.certificate.worst * EARTH_RADIUS_KM * 1e6:.3g} mm\n")
 
     report = evaluate(theta, pairs, seed=seed)
     say(report.table())
