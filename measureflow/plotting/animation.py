@@ -210,9 +210,11 @@ def _painter(
     middle = view or facing(scene.places[[0, -1]] @ chart.T, scene.weights)
     recent: deque[tuple[int, ndarray]] = deque(maxlen=trail + 1)
 
-    def places(i: int) -> Float[ndarray, "N n 3"]:
-        points = path.at(times[i]).points.detach().double().cpu().numpy()
-        return points.reshape(scene.places.shape[1:]) @ chart.T
+    def places(i: int) -> Float[ndarray, "steps N n 3"]:
+        """Where the tokens are since the frame before, in steps as short as the scene's; the last is the frame's."""
+        points = path.at(times[i]).points.detach().double().cpu().numpy().reshape(1, *scene.places.shape[1:])
+        between = (scene.times > times[max(i - 1, 0)]) & (scene.times < times[i])
+        return np.concatenate([scene.places[between], points]) @ chart.T
 
     def draw(i: int) -> Frame:
         wanted = range(max(0, i - trail), i + 1)
@@ -224,14 +226,17 @@ def _painter(
             share = i / max(len(times) - 1, 1)
             rotation = camera(middle[0] + turn * (share - 0.5), middle[1])
             turn_ball(ball, rotation)
-        seen = np.stack([place for _, place in recent]) @ rotation.T
+        steps = [part if k > wanted[0] else part[-1:] for k, part in recent]
+        seen = np.concatenate(steps) @ rotation.T
         move_tokens(dots, seen[-1][order])
         if rings is not None and ends is not None and ring_order is not None:
             move_tokens(rings, (ends @ rotation.T)[ring_order])
         if len(seen) > 1:
             if flat:
                 # On a circle trails would hide each other: the past lies further in.
-                seen = seen * (1 - INWARD * np.linspace(1, 0, trail + 1)[-len(seen) :, None, None, None])
+                shown = [np.linspace(k - 1, k, len(part) + 1)[1:] for k, part in zip(wanted, steps, strict=True)]
+                age = (i - np.concatenate(shown)) / trail
+                seen = seen * (1 - INWARD * age[:, None, None, None])
             paths = seen.transpose(1, 2, 0, 3)
             move_trails(dots, [path[real] for path, real in zip(paths, scene.weights > 0, strict=True)])
         show_time(i)

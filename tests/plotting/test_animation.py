@@ -156,6 +156,19 @@ def test_mp4_names_its_colours_and_keeps_them(tmp_path):
     assert (np.abs(frame - [0, 114, 178]).max(-1) <= 6).sum() > 10
 
 
+def test_trails_follow_great_circles_between_frames(tmp_path):
+    # 120 degrees over the North Pole in 4 frames: by chords the trail would stay far from the pole.
+    ends = sphere.from_lonlat(torch.tensor([90.0, -90.0]).double(), torch.tensor([30.0, 30.0]).double())
+    path = replace(at_rest(torch.eye(3).double()[:1]), points=ends[:, None])
+    options = {"size": (400, 400), "seconds": 0.4, "fps": 10, "progress": False}
+    file = animate(path, tmp_path / "m.gif", view=(0, 0), turn=0, trail=1, **options)
+    frame = read(file, 400, 400)[-1]
+    blue = (frame[..., 2].astype(int) - frame[..., 0] > 30).any(-1)
+    disc = np.flatnonzero((frame < 255).any((1, 2)))
+    # Seen from the equator the path is a part of the rim: it reaches the top of the ball.
+    assert np.flatnonzero(blue)[0] - disc[0] <= 3
+
+
 def test_one_stored_time_is_a_movie_that_stands_still(tmp_path):
     path = at_rest(torch.eye(3).double())
     once = replace(path, times=path.times[:1], points=path.points[:1])
