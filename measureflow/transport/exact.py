@@ -13,7 +13,6 @@ from torch import Tensor
 from measureflow.errors import NotConvergedError
 from measureflow.measures import TokenMeasure
 from measureflow.transport.costs import Cost, check_problem, pair_name, paired_cost, pairwise_cost
-from measureflow.transport.envelope import slope_in_weights
 
 MAX_ITERATIONS = 10**8  # pivots of the network simplex; POT's own 10^5 stops short from 1,000 atoms on
 
@@ -267,5 +266,11 @@ def _value(mu: TokenMeasure, nu: TokenMeasure, p: float, cost: Cost, atoms: Plan
     x, y = plan_points(mu, atoms.source).double(), plan_points(nu, atoms.target).double()
     value = (atoms.mass * paired_cost(x, y, p, cost)).sum(-1)
     if atoms.potentials is not None:
-        value = value + slope_in_weights(mu, nu, atoms.potentials)
+        # Adds 0 with the envelope's slope: dW/da = f, dW/db = g, less their means, which only a change of the total
+        # mass would feel. On padding the potential is set to the mean, so that padding has no gradient.
+        for weights, potential in zip((mu.weights, nu.weights), atoms.potentials, strict=True):
+            inside = weights.double()
+            mean = (inside * potential).sum(-1, keepdim=True).detach()
+            slope = torch.where(inside.detach() > 0, potential - mean, 0)
+            value = value + (slope * (inside - inside.detach())).sum(-1)
     return value.to(_wider(mu, nu))

@@ -1,79 +1,108 @@
-"""Sliced Wasserstein distance on the sphere: averages over great circles."""
+"""Spherical sliced Wasserstein distance: transport on many great circles."""
 
 import math
-from typing import cast
 
 import torch
 from jaxtyping import Float
-from ot.lp import wasserstein_circle
 from torch import Tensor
 
 from measureflow.measures import TokenMeasure
 from measureflow.transport.costs import check_problem
 
+BISECTIONS = 50
+
+
+def circle_power(
+    x: Float[Tensor, "*batch n"],
+    a: Float[Tensor, "*batch n"],
+    y: Float[Tensor, "*batch m"],
+    b: Float[Tensor, "*batch m"],
+    p: float = 2,
+) -> Float[Tensor, "*batch"]:
+    """W_p^p on the circle of length 1, the least over θ of ∫ |F⁻¹(q) - G⁻¹(q + θ)|^p dq.
+
+    The integral is convex and piecewise linear in θ; its slope is bisected, to an error below 1e-14 in θ.
+    Differentiable in `x` and `y`.
+
+    Args:
+        x, y: positions in turns, in [0, 1).
+        a, b: weights, summing to 1; atoms of weight 0 change nothing.
+        p: power of the distance, at least 1.
+
+    Source: Delon, Salomon and Sobolevski (2010), SIAM Journal on Applied Mathematics 70, 2239-2258.
+
+    >>> one = torch.ones(1, dtype=torch.float64)
+    >>> circle_power(0.1 * one, one, 0.9 * one, one, p=1)
+    tensor(0.2000, dtype=torch.float64)
+    """
+    (x, rank_x), (y, rank_y) = x.sort(-1), y.sort(-1)
+    A, B = a.detach().gather(-1, rank_x).cumsum(-1), b.detach().gather(-1, rank_y).cumsum(-1)
+    A, B = A / A[..., -1:], B / B[..., -1:]
+
+    def quantile(values: Tensor, levels: Tensor, q: Tensor) -> Tensor:
+        turns = q.floor()
+        row = torch.searchsorted(levels, q - turns, right=True).clamp(max=levels.shape[-1] - 1)
+        return values.gather(-1, row) + turns
+
+    after = torch.cat([y[..., 1:], y[..., :1] + 1], -1).detach()
+    low = -torch.ones_like(B[..., :1])
+    high = -low
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        here = quantile(x.detach(), A, B - middle)
+        slope = ((here - after).abs() ** p - (here - y.detach()).abs() ** p).sum(-1, keepdim=True)
+        low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
+    shift = (low + high) / 2
+    ends, _ = torch.cat([torch.zeros_like(shift), A, (B - shift) % 1], -1).sort(-1)
+    q = (ends[..., 1:] + ends[..., :-1]) / 2
+    gap = (quantile(x, A, q) - quantile(y, B, q + shift)).abs()
+    return (ends.diff(dim=-1) * gap**p).sum(-1)
+
 
 def sliced(
-    mu: TokenMeasure, nu: TokenMeasure, p: float = 2, *, projections: int = 50, seed: int = 0
+    mu: TokenMeasure, nu: TokenMeasure, p: float = 2, *, projections: int = 100, seed: int = 0
 ) -> Float[Tensor, "*batch"]:
-    r"""Spherical sliced-Wasserstein distance: W_p on random great circles, averaged.
+    """Spherical sliced Wasserstein distance: the mean of W_p^p over projections to random great circles, to the 1/p.
 
-        SSW_p(mu, nu)^p = E_U W_p(P^U_# mu, P^U_# nu)^p,   P^U(x) = U^T x / |U^T x|
-
-    U is uniform on the orthonormal 2-frames of R^d and W_p is that of the circle of length 2π (radians; POT's
-    `sliced_wasserstein_sphere` has a circle of length 1, so that its value times 2π is this one). O(n log n) a
-    projection, all pairs at once; the same circles for all pairs. In float64.
-
-    Differentiable in the points (where the distance is 0 the gradient is 0); not in the weights, for which POT's
-    gradient is wrong: it leaves out that the cut of the circle moves.
+    x is sent to the nearest point U'x / |U'x| of the circle of a uniform frame U (d, 2), and distances on the circle
+    are counted in turns, as Bonet et al. and POT do: 2π times the value is in radians. For d = 2 there is one circle
+    and the value is W_p itself. Differentiable in the points, not in the weights; the gradient is 0 where the value
+    is. All measures of a batch are projected to the same circles.
 
     Args:
         mu, nu: measures, matched up by broadcasting of their batches.
-        p: power, at least 1.
-        projections: number of great circles; the error falls as 1/sqrt(projections).
-        seed: of the circles.
+        p: power of the distance, at least 1.
+        projections: number of circles.
+        seed: of their draw.
 
     Raises:
-        ValueError: the measures do not fit together, p < 1, or there is no projection.
+        ValueError: the measures do not fit together, p < 1, or there are no projections.
 
-    Source: Bonet, Berg, Courty, Septier, Drumetz, Pham (2023), "Spherical sliced-Wasserstein"; on the circle Delon,
-    Salomon, Sobolevski (2010), in POT's implementation.
+    Source: Bonet, Berg, Courty, Septier, Drumetz and Pham (2023), Spherical Sliced-Wasserstein, arXiv 2206.08780.
 
-    >>> north = TokenMeasure(torch.tensor([[0.0, 1.0]]))
-    >>> sliced(north, north.with_points(-north.points))  # d = 2: the circle itself
-    tensor(3.1416)
+    >>> east = TokenMeasure(torch.tensor([[1.0, 0.0]]))
+    >>> sliced(east, TokenMeasure(torch.tensor([[0.0, 1.0]])))
+    tensor(0.2500)
     """
     batch = check_problem(mu, nu, p, "geodesic")
     if projections < 1:
         raise ValueError(f"projections: expected at least 1, got {projections}")
-    frames = great_circles(mu.dim, projections, seed).to(mu.points.device)
-    u, a = _on_circles(mu, frames, batch)
-    v, b = _on_circles(nu, frames, batch)
-    turned = cast(Tensor, wasserstein_circle(u, v, a, b, p))  # pyright: ignore[reportArgumentType]
-    power = turned.reshape(*batch, projections).mean(-1) * (2 * math.pi) ** p
+    d = mu.dim
+    if d == 2:
+        frames = torch.eye(2, dtype=torch.float64).unsqueeze(0)
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        frames, _ = torch.linalg.qr(torch.randn(projections, d, 2, generator=generator, dtype=torch.float64))
+    frames = frames.to(mu.points.device)
+    angles, weights = [], []
+    for side in (mu, nu):
+        n = side.weights.shape[-1]
+        flat = torch.einsum("...nd,kdc->...knc", side.points.double(), frames)
+        turns = (torch.atan2(flat[..., 1], flat[..., 0]) / (2 * math.pi)) % 1
+        angles.append(turns.expand(*batch, len(frames), n))
+        weights.append(side.weights.double().unsqueeze(-2).expand(*batch, len(frames), n))
+    power = circle_power(angles[0], weights[0], angles[1], weights[1], p).mean(-1)
     positive = power > 0
-    distance = torch.where(positive, torch.where(positive, power, 1) ** (1 / p), 0 * power)
-    return distance.to(torch.promote_types(mu.points.dtype, nu.points.dtype))
-
-
-def great_circles(d: int, count: int, seed: int) -> Float[Tensor, "count d 2"]:
-    """Uniform orthonormal 2-frames of R^d.
-
-    >>> U = great_circles(4, 3, 0)
-    >>> bool(torch.allclose(U.mT @ U, torch.eye(2, dtype=torch.float64)))
-    True
-    """
-    normal = torch.randn(count, d, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return torch.linalg.qr(normal).Q
-
-
-def _on_circles(
-    measure: TokenMeasure, frames: Float[Tensor, "count d 2"], batch: torch.Size
-) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
-    """Places in turns, and weights, with a column for each pair and circle."""
-    flat = torch.einsum("...nd,cdk->...cnk", measure.points.double(), frames)
-    turns = (torch.pi + torch.atan2(-flat[..., 1], -flat[..., 0])) / (2 * torch.pi)
-    weights = measure.weights.detach().double()
-    weights = (weights / weights.sum(-1, keepdim=True)).unsqueeze(-2).expand(turns.shape)
-    n = turns.shape[-1]
-    turns, weights = (side.expand(*batch, *side.shape[-2:]).reshape(-1, n) for side in (turns, weights))
-    return turns.mT, weights.mT
+    # The root has an infinite slope at 0, where we take 0; the other branch must not see the 0 either.
+    value = torch.where(positive, torch.where(positive, power, 1) ** (1 / p), 0 * power)
+    return value.to(torch.promote_types(mu.points.dtype, nu.points.dtype))
