@@ -266,6 +266,22 @@ def test_drift_changes_the_angle_by_its_law(dtype, r, s):
     assert float(found.norm()) == pytest.approx(1, abs=8 * eps(dtype))
 
 
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_drift_away_from_a_pole_keeps_the_digits_of_small_offsets(side):
+    # Offsets of 1e-9 grow by e^20: they have to be right to 1e-16 of themselves, not of the sphere.
+    w, u = frame(11, 3)
+    x = sphere.project(side * w + 1e-9 * u)
+    found = sphere.drift(x, w, -20.0 * side).numpy()
+    x_, w_ = x.numpy().astype(np.longdouble), w.numpy().astype(np.longdouble)
+    offset = x_ - side * w_
+    across = np.linalg.norm(offset - (offset @ w_) / (w_ @ w_) * w_)
+    angle = 2 * np.arctan(np.exp(np.longdouble(20)) * np.tan(np.arcsin(across) / 2))
+    height = float(found @ w.numpy())
+    assert height == pytest.approx(side * float(np.cos(angle)), abs=1e-9)
+    # The length of w is off by a rounding, which moves x - w by 1e-16 along w only.
+    assert math.hypot(*(found - height * w.numpy())) == pytest.approx(float(np.sin(angle)), rel=1e-13)
+
+
 @dtypes
 def test_drift_for_the_longest_times_ends_at_the_poles(dtype):
     longest = {torch.float32: 43.0, torch.float64: 354.0}[dtype]
@@ -381,7 +397,7 @@ def test_von_mises_fisher_has_its_mean_length(d, kappa, dtype):
     noise = 5 * float(gap.std()) / math.sqrt(n)
     assert float(gap.mean()) == pytest.approx(expected, abs=noise)
     assert noise < 0.06 * expected
-    across = sphere.tangent(mean.double(), x)
+    across = sphere.tangent(mean.double().expand_as(x), x)
     assert float(across.mean(0).norm()) < 6 * float(across.norm(dim=-1).square().mean().sqrt()) / math.sqrt(n)
 
 
