@@ -50,7 +50,7 @@ METRICS = {
     "sinkhorn": Metric(
         "Sinkhorn divergence",
         "S(image, target), S(a, b) = OT(a, b) - (OT(a, a) + OT(b, b)) / 2, OT(a, b) = min_P Σ_ij P_ij d(x_i, y_j)² / 2 "
-        f"+ ε KL(P | ab'), ε = ({BLUR} rad)², to 1e-6 of the mass: ± 5e-6, below 0 too",
+        f"+ ε KL(P | ab'), ε = ({BLUR} rad)², below 0 by the solver's error",
         power=2,
     ),
     "mean_error": Metric("mean error", "Σ_i a_i d(x_i, target of source atom i)"),
@@ -350,7 +350,7 @@ def _scores(image: TokenMeasure, pairs: MeasurePairs) -> dict[str, Float[Tensor,
 def _sinkhorn(image: TokenMeasure, target: TokenMeasure) -> Float[Tensor, " N"]:
     size = image.weights.shape[-1] * target.weights.shape[-1]
     blocks = torch.arange(len(image)).split(max(1, BLOCK // size))
-    return torch.cat([sinkhorn_divergence(image[rows], target[rows], 2.0, blur=BLUR) for rows in blocks])
+    return torch.cat([sinkhorn_divergence(image[rows], target[rows], blur=BLUR) for rows in blocks])
 
 
 def _noise(target: TokenMeasure, generator: torch.Generator) -> Float[Tensor, " N"]:
