@@ -139,7 +139,7 @@ class Sinkhorn(Kernel):
             # Newton steps from the limit carry its derivatives: one is right to first order, the second makes that
             # third order. Their values, rounding at best, are left out.
             for _ in range(2):
-                moved = _newton(scores, log_w, log_q, v)
+                moved = newton_step(scores, log_w, log_q, v)
                 v = v.detach() + (moved - moved.detach())
         return torch.softmax(scores + log_w + v, dim=-1)
 
@@ -177,7 +177,7 @@ def _limit(scores: Tensor, log_w: Tensor, log_q: Tensor, tolerance: float) -> Te
         if k % NEWTON_EVERY == 0:
             # Alternating slows down as B grows, at the end of which Newton's method takes a few steps; far from the
             # limit it may lead astray, so a measure takes a step of it only if that halves its error.
-            trial = _newton(scores, log_w, log_q, v)
+            trial = newton_step(scores, log_w, log_q, v)
             trial_step, trial_error = step_and_error(trial)
             better = trial_error < error / 2
             v, step, error = (
@@ -189,7 +189,7 @@ def _limit(scores: Tensor, log_w: Tensor, log_q: Tensor, tolerance: float) -> Te
     )
 
 
-def _newton(scores: Tensor, log_w: Tensor, log_q: Tensor, v: Tensor) -> Tensor:
+def newton_step(scores: Tensor, log_w: Tensor, log_q: Tensor, v: Tensor) -> Tensor:
     """One Newton step on log v for the column masses Σ_i q_i p_ij(v) = w_j, rows being normalised exactly."""
     p = torch.softmax(scores + log_w + v, dim=-1)
     w = torch.exp(log_w)

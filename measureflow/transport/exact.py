@@ -13,6 +13,7 @@ from torch import Tensor
 from measureflow.errors import NotConvergedError
 from measureflow.measures import TokenMeasure
 from measureflow.transport.costs import Cost, check_problem, pair_name, paired_cost, pairwise_cost
+from measureflow.transport.envelope import slope_in_weights
 
 MAX_ITERATIONS = 10**8  # pivots of the network simplex; POT's own 10^5 stops short from 1,000 atoms on
 
@@ -86,7 +87,7 @@ def plan_atoms(
             row, col = linear_sum_assignment(matrix)
             mass = source[row] / source.sum()
         else:
-            table, (fi, gj) = _simplex(matrix, source, target, max_iterations, pair_name(batch, pair))
+            table, (fi, gj) = network_simplex(matrix, source, target, max_iterations, pair_name(batch, pair))
             f[pair, i], g[pair, j] = torch.from_numpy(fi), torch.from_numpy(gj)
             row, col = table.nonzero()
             mass = table[row, col]
@@ -101,9 +102,17 @@ def plan_atoms(
     return PlanAtoms(stacked(rows), stacked(cols), stacked(masses), duals)
 
 
-def _simplex(
+def network_simplex(
     matrix: np.ndarray, source: np.ndarray, target: np.ndarray, max_iterations: int, pair: str
 ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Optimal plan and potentials (<a, f> = <b, g>) of one problem without padding, by POT's network simplex.
+
+    Raises:
+        NotConvergedError: the pivots ran out; the pair and the mass of its plan are named.
+
+    >>> network_simplex(np.array([[0.0, 1.0]]), np.ones(1), np.ones(2), 100, "")[0]
+    array([[0.5, 0.5]])
+    """
     source, target = source / source.sum(), target / target.sum()
     with warnings.catch_warnings():
         # POT's warning about an unfinished solve becomes an error below.
@@ -266,11 +275,5 @@ def _value(mu: TokenMeasure, nu: TokenMeasure, p: float, cost: Cost, atoms: Plan
     x, y = plan_points(mu, atoms.source).double(), plan_points(nu, atoms.target).double()
     value = (atoms.mass * paired_cost(x, y, p, cost)).sum(-1)
     if atoms.potentials is not None:
-        # Adds 0 with the envelope's slope: dW/da = f, dW/db = g, less their means, which only a change of the total
-        # mass would feel. On padding the potential is set to the mean, so that padding has no gradient.
-        for weights, potential in zip((mu.weights, nu.weights), atoms.potentials, strict=True):
-            inside = weights.double()
-            mean = (inside * potential).sum(-1, keepdim=True).detach()
-            slope = torch.where(inside.detach() > 0, potential - mean, 0)
-            value = value + (slope * (inside - inside.detach())).sum(-1)
+        value = value + slope_in_weights(mu, nu, atoms.potentials)
     return value.to(_wider(mu, nu))
