@@ -325,7 +325,7 @@ def _judge(error: Exception) -> tuple[str, int]:
     """What to say about an error, and the exit code."""
     if isinstance(error, typer.TyperException):
         return f"{error.format_message()} (see measureflow --help)", WRONG_INPUT
-    if isinstance(error, ValueError | TypeError | FileNotFoundError | IsADirectoryError):
+    if isinstance(error, ValueError | FileNotFoundError | IsADirectoryError):
         return str(error), WRONG_INPUT
     if isinstance(error, MeasureflowError | OSError):
         return str(error), FAILED
