@@ -224,6 +224,7 @@ def wasserstein_power(
     >>> wasserstein_power(north, north.with_points(-north.points), p=1)
     tensor(3.1416)
     """
+    check_problem(mu, nu, p, cost)
     in_weights = torch.is_grad_enabled() and (mu.weights.requires_grad or nu.weights.requires_grad)
     return _value(mu, nu, p, cost, plan_atoms(mu, nu, p, cost, potentials=in_weights))
 

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import ot
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
 from torch import Tensor
 
 from measureflow import sphere
 from measureflow.measures import TokenMeasure
+from measureflow.transport.exact import MAX_ITERATIONS, network_simplex
 
 SAME_WEIGHT = 1e-9
 """Weights that differ by less, relatively, are one weight: a file may give them with ten digits."""
@@ -128,6 +129,9 @@ def partition(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " m"]) -> Groups 
         if np.all(np.abs(b - times * share) <= SAME_WEIGHT * np.maximum(b, share)):
             return Groups(np.repeat(np.arange(len(b)), times.astype(int)), True)
         return None
+    slack = SAME_WEIGHT * a.max()
+    if len(a) < len(b) or a.max() > b.max() + slack or a.min() > b.min() + slack:
+        return None
     rank_a, rank_b = np.argsort(a), np.argsort(b)
     group = np.zeros(len(a), dtype=np.int64)
     if len(a) == len(b) and np.all(np.abs(a[rank_a] - b[rank_b]) <= SAME_WEIGHT * a[rank_a]):
@@ -176,17 +180,18 @@ def _nearest(
     times = np.round(a / share).astype(int)
     slack = SAME_WEIGHT * share
     whole = np.all(np.abs(b - share) <= slack) and np.all(np.abs(a - times * share) <= slack)
-    if whole and times.min() >= 1 and times.max() == 2:
-        return _by_matching(points, times, goals)
+    if whole and times.min() >= 1 and times.max() == 2 and (matched := _by_matching(points, times, goals)):
+        return matched
     images, w2 = _by_alternation(points, a, goals, b)
-    return images, w2, _spread_bound(times, goals) if whole and times.min() >= 1 else 0.0
+    lower = max(_spread_bound(a, goals, b), _neighbour_bound(times, goals) if whole and times.min() >= 1 else 0.0)
+    return images, w2, min(lower, w2)
 
 
 def _by_matching(
     points: Float[Tensor, "n d"], times: np.ndarray, goals: Float[Tensor, "m d"]
-) -> tuple[Float[Tensor, "n d"], float, float]:
+) -> tuple[Float[Tensor, "n d"], float, float] | None:
     """Equal target weights 1/m, source atoms of weight 1/m or 2/m: choose the pairs of target atoms that share an
-    image, the middle of the two, at the cost of half their squared distance."""
+    image, the middle of the two, at the cost of half their squared distance. None if the time does not suffice."""
     m, doubles = len(goals), np.nonzero(times == 2)[0]
     between = sphere.pairwise_distance(goals, goals).cpu().numpy()
     i, j = np.triu_indices(m, 1)
@@ -195,10 +200,9 @@ def _by_matching(
         keep = np.argsort(between[i, j], kind="stable")[: max(2000, 4 * m * len(doubles))]
         i, j = i[keep], j[keep]
     cost = between[i, j] ** 2 / 2
-    incidence = np.zeros((m + 1, len(i)))
-    incidence[i, np.arange(len(i))] = 1
-    incidence[j, np.arange(len(j))] = 1
-    incidence[m] = 1
+    pair = np.arange(len(i))
+    row, col = np.concatenate([i, j, np.full(len(i), m)]), np.concatenate([pair, pair, pair])
+    incidence = coo_array((np.ones(len(row)), (row, col)), shape=(m + 1, len(i))).tocsr()
     limits = np.concatenate([np.ones(m), [len(doubles)]])
     lower = np.concatenate([np.zeros(m), [len(doubles)]])
     solved = milp(
@@ -208,6 +212,8 @@ def _by_matching(
         bounds=Bounds(0, 1),
         options={"time_limit": MATCHING_SECONDS, "mip_rel_gap": 0.0},
     )
+    if solved.x is None:
+        return None
     chosen = np.nonzero(solved.x > 0.5)[0]
     images = points.clone()
     pair_rows = [(int(i[k]), int(j[k])) for k in chosen]
@@ -221,7 +227,23 @@ def _by_matching(
     return images, (value / m) ** 0.5, (max(bound, 0.0) / m) ** 0.5
 
 
-def _spread_bound(times: np.ndarray, goals: Float[Tensor, "m d"]) -> float:
+def _spread_bound(a: np.ndarray, goals: Float[Tensor, "m d"], b: np.ndarray) -> float:
+    """A bound on W2 for any weights, from chords: an atom that weighs more than a target atom serves others too.
+
+    An atom of weight a whose mass goes to the goals in amounts s_j costs at least Σ_jk s_j s_k |y_j - y_k|² / 2a,
+    the spread around their mean in R^d. Given j, the sum over k is least, m_j(a), where mass a fills the goals
+    nearest to y_j; what remains, Σ_j s_j m_j(a) / 2a, is a transport problem.
+    """
+    chord = torch.cdist(goals, goals, compute_mode="donot_use_mm_for_euclid_dist").square().double().cpu().numpy()
+    order = np.argsort(chord, axis=1, kind="stable")
+    near, room = np.take_along_axis(chord, order, axis=1), b[order]
+    before = np.cumsum(room, axis=1) - room
+    cost = np.array([(np.clip(mass - before, 0, room) * near).sum(1) / (2 * mass) for mass in a])
+    plan, _ = network_simplex(cost, a, b, MAX_ITERATIONS, "")
+    return float((plan * cost).sum()) ** 0.5
+
+
+def _neighbour_bound(times: np.ndarray, goals: Float[Tensor, "m d"]) -> float:
     """Equal target weights 1/m; a source atom of weight k/m > 1/m serves k target atoms from one image.
 
     For any two of them d_i² + d_j² >= δ_ij²/2, so a group costs at least Σ δ_i²/4 with δ_i the distance to the
@@ -248,7 +270,7 @@ def _by_alternation(
         value = float("inf")
         for _ in range(100):
             cost = sphere.pairwise_distance(images, goals).square()
-            plan = ot.emd(a, b, np.ascontiguousarray(cost.cpu().numpy()), numItermax=1_000_000)
+            plan, _ = network_simplex(cost.double().cpu().numpy(), a, b, MAX_ITERATIONS, "")
             now = float((plan * cost.cpu().numpy()).sum())
             if now >= value * (1 - 1e-12):
                 break

@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import pytest
 import torch
@@ -115,6 +116,27 @@ def test_three_targets_an_atom_have_a_bracket():
     check = can_map(drawn(2, 0), drawn(6, 1))
     assert check.exists is False
     assert 0 < check.lower <= check.w2
+
+
+def test_halves_to_a_third_and_two_thirds_are_within_a_closed_bracket():
+    gap = 1e-3
+    points = torch.tensor([[1.0, 0, 0], [math.cos(gap), math.sin(gap), 0]], dtype=torch.float64)
+    check = can_map(drawn(2, 0), TokenMeasure(points, torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)))
+    assert check.exists is False
+    # One half goes to the heavier target; the other serves 1/3 and 1/6 from their mean: 1/3 1/6 / (1/2) gap² = gap²/9.
+    assert check.w2 == pytest.approx(gap / 3, rel=1e-6)
+    # The bound lets mass fill the lighter target first, at (1/6) gap² a unit of its 1/3.
+    assert check.lower == pytest.approx(gap / 18**0.5, rel=1e-6)
+
+
+def test_a_bound_for_unequal_weights_is_below_every_map_tried():
+    generator = torch.Generator().manual_seed(0)
+    mu, nu = random_measures(n=3, d=3, seed=1), random_measures(n=7, d=3, seed=2)
+    check = can_map(mu, nu)
+    assert check.lower > 0.1  # three atoms cannot stand in for seven all over the sphere
+    for _ in range(200):
+        images = sphere.uniform(3, 3, generator=generator)
+        assert float(wasserstein(mu.with_points(images), nu)) >= check.w2 > check.lower
 
 
 def test_p11_padding_and_order_change_nothing():
