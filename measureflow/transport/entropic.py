@@ -70,8 +70,8 @@ def sinkhorn_divergence(
         blur: distance (in the units of the cost) below which atoms are not told apart; any positive number.
         tolerance: column masses that may be wrong, summed, of a total of 1 (or rounding, where that is more).
         solver: "newton": Newton's method in the log domain on the dual, the regulariser cooled to blur^p; some 20
-            steps of O(n³) whatever the blur. "geomloss": its annealed iterations, O(n²) each and faster above about
-            2,000 atoms, but no more exact than a tolerance of 0.1 or so.
+            steps of O(n³) whatever the blur; 1 s for 1,000 atoms, 8 s for 2,000. "geomloss": its annealed iterations,
+            O(n²) each, a quarter to half of that time; column masses stay off by about 0.1.
 
     Raises:
         ValueError: the measures do not fit together, or an option is out of range.
