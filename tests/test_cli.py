@@ -225,12 +225,24 @@ def test_narrow_and_wide_terminals(run: Run, made: Path, monkeypatch: pytest.Mon
 def test_ctrl_c_leaves_one_line_130_and_no_file(tmp_path: Path) -> None:
     mf.write_pairs(mf.datasets.storms(years=range(2015, 2025)), tmp_path / "storms.csv")
     command = [sys.executable, "-m", "measureflow", "construct", "storms.csv", "-o", "theta.safetensors"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    # The first line of progress shows that it is at work; it has far to go.
-    assert process.stderr.readline().startswith("construct: ")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    # A shell starts background jobs with Ctrl-C ignored, and CI may run in one.
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with process:
+        assert process.stderr is not None
+        # The first line of progress shows that it is at work; it has far to go.
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert first.startswith("construct: ")
     assert process.returncode == 130
     assert err.splitlines()[-1] == "measureflow: interrupted; no file was left half-written"
     assert "Traceback" not in err
