@@ -58,7 +58,7 @@ class Certificate:
         Few pairs are listed; of many the worst are.
         """
         order = sorted(range(len(self.names)), key=lambda i: -self.w2[i])[:12]
-        width = max(len(self.names[i]) for i in order)
+        width = max(len("pair"), *(len(self.names[i]) for i in order))
         lines = [f"one transformer, {len(self.names)} pairs, seed {self.seed}", ""]
         lines.append(f"{'pair':<{width}}  {'W2 (rad)':>9}  exact flows  least possible")
         for i in sorted(order):
