@@ -8,6 +8,7 @@ from measureflow.construct.certificate import Certificate, Construction
 from measureflow.construct.compact import build
 from measureflow.construct.possible import Settled, settle
 from measureflow.construct.problem import pose
+from measureflow.errors import NotConvergedError
 from measureflow.flow import push_forward
 from measureflow.measures import MeasurePairs
 from measureflow.progress import progress_over
@@ -21,7 +22,8 @@ STAGES = ("gather", "disentangle", "route", "resize", "match", "merge", "restore
 """What the layers of a construction are for, in this order."""
 
 
-STEPS = 5
+STEPS = 24
+"""Steps that progress counts with: the stages, and about as many slices as matching usually takes."""
 
 ATTEMPTS = 3
 """Constructions tried, with other random neurons, until the check is passed; the best one is kept."""
@@ -83,7 +85,12 @@ def construct(
     best: tuple[Transformer, Certificate] | None = None
     with progress_over("construct", STEPS, shown=progress) as advance_bar, torch.no_grad():
         for attempt in range(ATTEMPTS):
-            layers, separation = build(problem, seed=seed + 1000 * attempt, on_stage=advance_bar)
+            try:
+                layers, separation = build(problem, seed=seed + 1000 * attempt, on_stage=advance_bar)
+            except NotConvergedError:
+                if best is None and attempt == ATTEMPTS - 1:
+                    raise
+                continue
             theta = Transformer([balanced(layer) for layer in layers])
             advance_bar("check")
             certificate = _certify(theta, pairs, settled, separation, began, seed)

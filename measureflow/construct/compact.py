@@ -137,7 +137,7 @@ def _carry(
     places_around, gates = _spread(cap, goal)
     if cap.points.shape[-1] == 2:
         _check_order(cap, places_around)
-    matching, _ = match(cap.points, places_around, cap.kinds, goal.gap, seed=seed, tolerance=1e-12)
+    matching, _ = match(cap.points, places_around, cap.kinds, goal.gap, seed=seed, tolerance=1e-12, on_slice=on_stage)
     on_stage("restore")
     restore = [replace(layer.inverse(), stage="restore") for layer in reversed(goal.layers)]
     separation = {

@@ -10,6 +10,7 @@ integrator of high order reproduces the flow to rounding; with kinks on the path
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,15 @@ MOST_SIDES = 3
 
 ROUNDING = 2e-14
 """Angle (radians) below which a slice no longer improves: a coordinate's rounding, times what W makes of it."""
+
+ENOUGH = 1e-9
+"""Share of a cap's radius left between atoms and goals with which matching that no longer improves is accepted."""
+
+PATIENCE = 12
+"""Slices without halving what is left, after which matching no longer improves."""
+
+CALM = 4.0
+"""Amplification (Frobenius norm) of a slice with which no smaller ridge is tried."""
 
 CHOICES = 4
 """How often rims that turn out to be crossed are replaced by others before the slice is made shorter."""
@@ -222,7 +232,7 @@ def _growth(rims: Rims, W: Float[Tensor, "N m d"], points: Points, time: float) 
     D = D - points.unsqueeze(-1) * (points.unsqueeze(-2) @ D)
     wild = ~(time * torch.linalg.matrix_norm(D) < 50)
     stretch = torch.matrix_exp(torch.where(wild[..., None, None], 0.0, time * D))
-    return torch.where(wild, torch.inf, torch.linalg.matrix_norm(stretch, 2)).amax(-1)
+    return torch.where(wild, torch.inf, torch.linalg.matrix_norm(stretch)).amax(-1)
 
 
 @dataclass(frozen=True)
@@ -275,6 +285,8 @@ def _plan(
             badness = torch.where(better, measure, badness)
             rate = torch.where(arrived, 0.0, torch.where(better, reached, rate))
             crossed = torch.where(better.unsqueeze(-1), over, crossed)
+            if bool((arrived | (good & (amplified < CALM))).all()):
+                break
         if float(rate.max()) < 1:
             return _Slice(rims, W, share, float(rate.max()))
         # A rim that was crossed after all is not taken again.
@@ -290,7 +302,8 @@ def match(
     *,
     seed: int,
     tolerance: float,
-    slices: int = 400,
+    on_slice: Callable[[str], None] = lambda stage: None,
+    slices: int = 100,
 ) -> tuple[list[Layer], Points]:
     """Layers that carry every atom to its goal, and where the atoms end.
 
@@ -299,6 +312,7 @@ def match(
         kinds: atoms of one measure with the same kind may swap goals; -1 marks padding, which sits on the first atom.
         gap: smallest angle between the centres of two caps (radians).
         tolerance: largest angle left between an atom and its goal, as a share of its cap's radius.
+        on_slice: called after each slice, to show progress.
 
     Raises:
         NotConvergedError: the tolerance is not reached; the measure and what is left are named.
@@ -306,7 +320,7 @@ def match(
     generator = torch.Generator(device=points.device).manual_seed(seed)
     n, d = points.shape[1:]
     layers: list[Layer] = []
-    share = 0.25
+    share, best_reached, since, reached = 0.25, math.inf, 0, math.inf
     for _ in range(slices):
         if share < 1:
             goals = rows(goals, assign(points, goals, kinds))
@@ -315,8 +329,13 @@ def match(
         centre = sphere.project((points + goals).mean(1, keepdim=True))
         scale = sphere.distance(torch.cat([points, goals], dim=1), centre).amax(-1)
         left = sphere.distance(points, goals).amax(-1)
-        if bool((left <= torch.clamp(tolerance * scale, min=ROUNDING)).all()):
+        reached = float((left / torch.clamp(scale, min=ROUNDING / tolerance)).max())
+        if reached <= tolerance:
             return layers, points
+        since = 0 if reached < 0.5 * best_reached else since + 1
+        best_reached = min(best_reached, reached)
+        if since > PATIENCE:
+            break
         rho = min(0.5, 0.45 * (gap - 2 * float(scale.max())))
         pool = _candidate_rims(points, scale.clamp(min=1e-12), rho, CANDIDATES_PER_ATOM * n + 64, generator)
         share = min(1.0, 2 * share)
@@ -328,12 +347,16 @@ def match(
             if best is not None and (best.rate <= 1 - 0.5 * best.share or share < best.share / 4):
                 break
             share /= 2
-        if best is None or best.rate >= 1:
+        if best is None or (best.rate >= 1 and since > 0):
             break
         share = best.share
         points = _flow(best.rims, best.W, points, share)
         perceptron = Perceptron(best.W.reshape(-1, d).T, best.rims.U.reshape(-1, d), best.rims.b.reshape(-1))
         layers.append(Layer((), perceptron, share, "match"))
+        on_slice("match")
+    if reached <= ENOUGH:
+        # Atoms that nearly touch keep a slice from getting all the way to rounding.
+        return layers, points
     left = sphere.distance(points, goals).amax(-1)
     measure = int(left.argmax())
     raise NotConvergedError(f"matching: measure {measure} stays {float(left[measure]):.2g} rad from its goals")
