@@ -62,8 +62,8 @@ def test_a_wrong_name_is_an_attribute_error() -> None:
         _ = mf.flows
 
 
-def test_importing_does_not_load_what_only_drawing_needs() -> None:
-    heavy = ("matplotlib", "PIL", "pyarrow")
+def test_importing_does_not_load_what_only_some_work_needs() -> None:
+    heavy = ("matplotlib", "PIL", "pyarrow", "ot")
     code = f"import sys, measureflow; print([m for m in {heavy} if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"

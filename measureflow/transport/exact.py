@@ -4,7 +4,6 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-import ot
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
@@ -113,6 +112,8 @@ def network_simplex(
     >>> network_simplex(np.array([[0.0, 1.0]]), np.ones(1), np.ones(2), 100, "")[0]
     array([[0.5, 0.5]])
     """
+    import ot  # POT is slow to load, and reading or drawing needs none of it
+
     source, target = source / source.sum(), target / target.sum()
     with warnings.catch_warnings():
         # POT's warning about an unfinished solve becomes an error below.

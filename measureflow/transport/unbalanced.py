@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import ot
 import torch
 from jaxtyping import Float
 from scipy.special import kl_div
@@ -113,6 +112,8 @@ def unbalanced(
 def _solve(
     matrix: np.ndarray, a: np.ndarray, b: np.ndarray, rho: float, tolerance: float, max_iterations: int, pair: str
 ) -> tuple[np.ndarray, float]:
+    import ot  # slow to load
+
     # The balanced problem gives a start, and where rho is large already the answer: its plan in the best proportion,
     # certified by its own potentials.
     balanced, potentials = network_simplex(matrix, a, b, MAX_ITERATIONS, pair)
