@@ -52,7 +52,7 @@ def face(version: Annotated[bool, typer.Option("--version", help="Show the versi
         raise typer.Exit
 
 
-@app.command(epilog="Examples: measureflow demo; measureflow demo --quick -o /tmp/storms")
+@app.command(epilog="Examples: measureflow demo; measureflow demo --quick -o storms")
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")] = Path("measureflow-demo"),
     quick: Annotated[bool, typer.Option("--quick", help="Twelve storms a season and a short film.")] = False,

@@ -76,7 +76,7 @@ def _route(now: Caps, places: Float[Tensor, "N d"], seed: int) -> list[Layer]:
     if now.centres.shape[-1] == 2:
         return route_on_circle(now.centres, now.radii, places)
     legs = route(now.centres, now.radii, places, seed=seed)
-    return [layer for leg in legs for layer in leg_layers(leg)[0]]
+    return [layer for leg in legs for layer in leg_layers(leg)]
 
 
 def _give_room(goal: Caps, weights: Float[Tensor, "U m"], seed: int) -> Caps:

@@ -41,8 +41,8 @@ class Leg:
     clearance: float
 
 
-def leg_layers(leg: Leg) -> tuple[list[Layer], Vector, float]:
-    """Layers of a leg (park, move, restore), and the drift (direction, time) that the active cap feels."""
+def leg_layers(leg: Leg) -> list[Layer]:
+    """Layers of a leg: park, move, restore."""
     x, y, gamma, clear = leg.x, leg.y, leg.gamma, leg.clearance
     omega = -sphere.project(x + y)
     gates = []
@@ -56,7 +56,7 @@ def leg_layers(leg: Leg) -> tuple[list[Layer], Vector, float]:
     z = sphere.exp(x, (1 + beyond / angle) * sphere.log(x, y))
     time = math.log(math.tan((angle + beyond) / 2)) - math.log(math.tan(beyond / 2))
     move = Layer((), saturating_gate(-omega, -CLOSED, 0.2, z), time, "route")
-    return [park, move, park.inverse()], z, time
+    return [park, move, park.inverse()]
 
 
 def _clearances(

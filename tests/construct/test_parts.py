@@ -58,8 +58,7 @@ def test_a_leg_moves_one_cap_and_returns_the_others(d: int) -> None:
     points = caps_around(centres, 5, 1e-3, seed=4)
     now = caps((), points, even(points))
     for leg in route(now.centres, now.radii, goals, seed=0):
-        layers, _, _ = leg_layers(leg)
-        moved = advance(layers, points, even(points))
+        moved = advance(leg_layers(leg), points, even(points))
         others = torch.arange(6) != leg.cap
         # Parking contracts by e^4 and restoring undoes it: rounding times e^8 or so.
         assert float((moved - points)[others].abs().max()) < 1e-12
